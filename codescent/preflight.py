@@ -4,12 +4,12 @@ Does not import torch or start a process. `codescent plan` and the process that 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from codescent import models, tasks
-from codescent.base.command import how_to_tune
+from codescent.base.command import command, how_to_tune
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.refusal import Change
@@ -20,8 +20,10 @@ from codescent.checkpoint.folders import by_step
 from codescent.config import decided, effects
 from codescent.config.contradictions import beyond_the_run
 from codescent.config.load import LoadedConfig
+from codescent.config.mixture import MIXTURE
 from codescent.config.sections import Config
 from codescent.config.words import KEYS, toml_value
+from codescent.data.mixture import uses, without_samples
 from codescent.data.samples import AnyDataset
 from codescent.hub.cache import weights_place
 from codescent.huggingface.folder import fitting, open_folder
@@ -185,7 +187,7 @@ def plan_with(config: Config, dataset: AnyDataset, world_size: int, began: Began
         if began is not None:
             told = on_resume(told, config, dataset.vocab_size, world_size, began)
         raise told from error
-    if problems := list(tasks.task_named(plan.task.name).misfits(dataset, plan)):
+    if problems := list(tasks.task_of_plan(plan).misfits(dataset, plan)):
         raise UserError(*problems)
     work, size = plan.work, plan.work.global_batch_size
     train, validation = (dataset.source(name, work.seq_len, work.positions(-1)) for name in ("train", "validation"))
@@ -196,13 +198,14 @@ def plan_with(config: Config, dataset: AnyDataset, world_size: int, began: Began
             f"{dataset.path}: the training split has {samples}, fewer than train.global_batch_size = {size}; lower it "
             "or data.seq_len, or use a longer corpus"
         )
-    if config.train.eval_every and validation.num_samples < 1:
+    if config.train.eval_every and (empty := without_samples(validation)):
         request = task_request(config)
         more = tasks.task_of(request).more_validation(request)
-        problems.append(
-            f"{dataset.path}: the validation split has no sample of {work.seq_len} positions; {more}, lower "
-            "data.seq_len, or set train.eval_every = 0"
-        )
+        problems += [
+            f"{where}: the validation split has no sample of {work.seq_len} positions; {more}, lower data.seq_len, or "
+            "set train.eval_every = 0"
+            for where in (f"{MIXTURE}.{name}" if name else dataset.path for name in empty)
+        ]
     if problems:
         raise UserError(*problems)
     return decided.without_tokens(config), plan
@@ -234,6 +237,26 @@ def steps_in_words(config: Config, *, without_data: bool = False) -> str:
     if dataset is None:
         return f"{counted(epochs, 'epoch')}, unknown until the data is prepared, which `codescent train` does first"
     return f"{settled(config, dataset).train.num_steps:,} in {counted(epochs, 'epoch')}"
+
+
+def mixture_in_words(config: Config, plan: Plan, *, without_data: bool = False) -> list[str]:
+    """A line for each corpus of a mixture, for `codescent plan`: its share, and its epochs by the end of the run.
+
+    Raises:
+        UserError: the data is prepared, and damaged.
+    """
+    request = task_request(config)
+    if not request.corpora:
+        return []
+    dataset = None if without_data else prepared(config)
+    if dataset is None:
+        total = sum(request.weights.values())
+        shares = {name: f"{weight / total:.1%} of the samples" for name, weight in request.weights.items()}
+        unknown = "epochs unknown until the data is prepared"
+        return [f"{name}: {shares.get(name, 'share by its size')}, {unknown}" for name in request.corpora]
+    source = dataset.source("train", plan.work.seq_len, plan.work.positions(-1))
+    num_steps = settled(config, dataset).train.num_steps
+    return [use.in_words() for use in uses(source, plan.work.global_batch_size, num_steps)]
 
 
 def prepared(config: Config) -> AnyDataset | None:
@@ -284,7 +307,7 @@ def refuse_moved(config: Config) -> None:
     """
     request = task_request(config)
     weights, has_adapters = request.model.weights, effects.value_of(config, "lora.rank") is not None
-    missing = {key: Path(file) for key, file in tasks.absent(request).items() if key != "data.corpus"}
+    missing = {key: Path(file) for key, file in tasks.absent(request).items() if not key.endswith(".corpus")}
     if isinstance(weights, Path) and has_adapters and not weights.is_dir():
         missing = {"model.weights": weights, **missing}
     useless = dict(tasks.without_effect(request)) if missing else {}
@@ -402,13 +425,23 @@ def check_same_trajectory(
         if key not in changes
     ]
     if problems:
-        raise UserError(*problems, f"give the same values to continue {folder.path}, or start a new run.name")
+        same = f"give the same values to continue {folder.path}, or start a new run.name"
+        raise UserError(*problems, f"{same}{_new_phase(differs, folder)}")
     return changes
+
+
+def _new_phase(differs: Iterable[str], folder: RunFolder) -> str:
+    """How to go on with another mixture: its weights decide the samples of every step, so it is another run."""
+    if not any(key.startswith(MIXTURE) for key in differs):
+        return ""
+    out = f"{folder.path}-weights"
+    begin = f"{command('export', folder.path, out)}, then model.weights={out}"
+    return f"; for a phase with another mixture begin a run with its weights: {begin}"
 
 
 def _is_moved(key: str, folder: RunFolder, plan: Plan, dataset: AnyDataset) -> bool:
     """Whether the file or folder that a key names has the content with which the run began: only its place differs."""
-    task = tasks.task_named(plan.task.name)
+    task = tasks.task_of_plan(plan)
     if (name := task.kept.get(key)) is not None:
         return task.carry(dataset).get(name, "") == folder.read_task_files([name]).get(name)
     if key != "model.weights" or plan.model.weights is None:

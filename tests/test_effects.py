@@ -33,7 +33,7 @@ ALWAYS = {
 }
 """Sections whose keys always have an effect, or are refused."""
 EVERY_RUN = {
-    *("data.task", "data.folder", "data.seq_len", "data.prefetch", "data.verify"),
+    *("data.task", "data.folder", "data.seq_len", "data.prefetch", "data.verify", "data.mixture"),
     *("train.num_steps", "train.global_batch_size", "train.microbatch_size", "train.precision", "train.device"),
     *("train.num_epochs", "train.global_batch_tokens"),
     *("train.compile", "train.eval_every", "train.check_every", "train.head_chunk_tokens", "train.deterministic"),

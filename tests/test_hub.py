@@ -228,6 +228,22 @@ def test_a_mirror_and_a_full_disk(
     assert not hub.asked("GET", "README.md")
 
 
+def test_corpora_of_a_mixture_are_fetched_and_pinned(hub: Hub, tmp_path: Path) -> None:
+    """A corpus of a mixture that is not pinned is another one after a resume; or nodes lack it."""
+    (tmp_path / "own.txt").write_text("one descent of many workers\n" * 200)
+    name = f"hf://datasets/{DATASET}/data/train.txt"
+    mixture = f'data.mixture=[{{corpus="{name}", name="rhymes", weight=1}}, {{corpus="own.txt", weight=1}}]'
+    done = called(tmp_path, "fetch", "run.toml", *NAMES[:2], mixture)
+    assert done.returncode == 0, done.stderr
+    assert "data.mixture.rhymes.corpus: hf://datasets/" in done.stdout
+    assert cached(tmp_path, "datasets", DATASET) == {"data/train.txt"}
+    done = called(tmp_path, "train", "run.toml", "run.name=mixed", *NAMES[:2], mixture, *SHORT)
+    assert done.returncode == 0, done.stderr
+    rhymes, own = load(tmp_path / "runs" / "mixed" / "config.toml").config.data.mixture or ()
+    assert rhymes.corpus == f"hf://datasets/{DATASET}@{commits(hub)[1]}/data/train.txt"
+    assert own.corpus == "own.txt"
+
+
 def test_a_download_goes_on_and_is_verified(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken download begins anew, or a byte that changed on the way is trained on."""
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from codescent import models, tasks
+from codescent.base.command import command
 from codescent.base.errors import UserError
 from codescent.config.decided import head_chunk_tokens
 from codescent.models.lora import declare as lora_shape
@@ -99,6 +100,12 @@ def needs_vocab_size(config: Config) -> bool:
     return model.preset is None and model.vocab_size is None and model.embedding != "none"
 
 
+def _how_to_prepare(request: tasks.TaskRequest) -> list[str]:
+    """The commands that prepare the corpora of a run."""
+    data = [one.data for one in request.corpora.values()] or [request.data]
+    return [f"`{command('data', one.corpus, '--tokenizer', one.tokenizer)}`" for one in data]
+
+
 def _shape(
     config: Config, request: tasks.TaskRequest, vocab_size: int | None, problems: list[str]
 ) -> models.Shape | None:
@@ -109,8 +116,8 @@ def _shape(
     if needs_vocab_size(config):
         if vocab_size is None:
             problems += list(tasks.refusals(request)) or [
-                f"model.vocab_size: unknown until the data is prepared; run `codescent data {config.data.corpus} "
-                f"--tokenizer {config.data.tokenizer}`, or give model.vocab_size"
+                "model.vocab_size: unknown until the data is prepared; run "
+                f"{' and '.join(_how_to_prepare(request))}, or give model.vocab_size"
             ]
             return None
         sizes["vocab_size"] = vocab_size

@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING
 
 from codescent.base.device_kinds import AUTO, kind_of
 from codescent.base.nearest import nearest_divisors
+from codescent.config.mixture import MIXTURE, mixture_contradictions
 from codescent.config.rate_schedules import of_optimizer
 
 if TYPE_CHECKING:
     from codescent.config.sections import Config
 
-INSTEAD = (("train.num_epochs", "train.num_steps"), ("train.global_batch_tokens", "train.global_batch_size"))
+INSTEAD = (
+    ("train.num_epochs", "train.num_steps"),
+    ("train.global_batch_tokens", "train.global_batch_size"),
+    (MIXTURE, "data.corpus"),
+)
 """Pairs of keys: where the first one is given, it decides the second one."""
 
 Contradiction = tuple[tuple[str, ...], str]
@@ -35,6 +40,7 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
     yield from _device_contradictions(config)
     yield from _lora_contradictions(config)
     yield from _restart_contradictions(config)
+    yield from mixture_contradictions(config)
     for first, second in INSTEAD:
         if is_given(config, first) and is_given(config, second):
             yield (first, second), f"given, and {second} too: the first decides the second; give one of the two"

@@ -8,6 +8,7 @@ from typing import Any
 
 from codescent.config.contradictions import is_given
 from codescent.config.keys import Only, only_of
+from codescent.config.mixture import place_of
 from codescent.config.parallel import CHOSEN
 from codescent.config.sections import SECTIONS, Config
 from codescent.config.words import toml_value
@@ -22,7 +23,10 @@ ONLY: Mapping[str, Only] = {
 
 
 def value_of(config: Config, key: str) -> Any:
-    """The value of "section.key"."""
+    """The value of "section.key", or of a place in the mixture, such as data.mixture.wiki.corpus."""
+    if (place := place_of(key)) is not None:
+        entries = config.data.mixture or ()
+        return next((getattr(entry, place.field) for entry in entries if entry.name == place.name), None)
     section, name = key.split(".")
     return getattr(getattr(config, section), name)
 

@@ -8,16 +8,19 @@ from typing import Any
 
 from codescent.base.hub_name import HubName, is_hub_name, parse
 from codescent.config.effects import value_of
+from codescent.config.mixture import MIXTURE, place_of
 from codescent.config.sections import Config
 
 WEIGHTS, TOKENIZER, CORPUS, VALIDATION = "model.weights", "data.tokenizer", "data.corpus", "data.validation"
 HUB_KEYS = (WEIGHTS, TOKENIZER, CORPUS, VALIDATION)
-"""The keys that accept a name of a hub."""
+"""The keys that accept a name of a hub; so do those of a corpus of data.mixture."""
 
 
 def names_in(config: Config) -> dict[str, HubName]:
     """The names of a hub in a config, by key."""
+    corpora = [f"{MIXTURE}.{entry.name}" for entry in config.data.mixture or ()]
     values = {key: value_of(config, key) for key in HUB_KEYS}
+    values |= {key: value_of(config, key) for one in corpora for key in (f"{one}.corpus", f"{one}.validation")}
     return {key: parse(str(value)) for key, value in values.items() if is_hub_name(value)}
 
 
@@ -27,8 +30,20 @@ def with_names(config: Config, names: Mapping[str, HubName]) -> Config:
     for key, name in names.items():
         section, _, short = key.partition(".")
         before = sections.get(section, getattr(config, section))
-        sections[section] = before.model_copy(update={short: str(name)})
+        value: object = str(name)
+        if (place := place_of(key)) is not None:
+            short, changed = "mixture", {place.field: value}
+            value = tuple(
+                one.model_copy(update=changed) if one.name == place.name else one for one in before.mixture or ()
+            )
+        sections[section] = before.model_copy(update={short: value})
     return config.model_copy(update=sections)
+
+
+def hub_key(key: str) -> str:
+    """The one of HUB_KEYS whose values a key has: that of data.mixture.wiki.corpus is data.corpus."""
+    place = place_of(key)
+    return key if place is None else f"data.{place.field}"
 
 
 def words_of(config: Config) -> list[str]:

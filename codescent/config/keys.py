@@ -180,6 +180,11 @@ def not_given(key: str) -> Only:
     return Only(key, lambda value: value is None, f"{key} = {AUTO}")
 
 
+def given(key: str) -> Only:
+    """Another key has a value."""
+    return Only(key, lambda value: value is not None, f"{key} other than {AUTO}")
+
+
 def key(default: Any, meaning: str, *, only: Only | None = None, **bounds: Any) -> Any:
     """A key with its default and description.
 

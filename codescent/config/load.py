@@ -22,6 +22,7 @@ from codescent.config import effects
 from codescent.config.contradictions import INSTEAD, contradictions
 from codescent.config.given import Given, override_value, shown, value_problem
 from codescent.config.keys import AUTO, Section
+from codescent.config.mixture import MIXTURE, flattened, place_of, with_place
 from codescent.config.sections import SECTIONS, Config, Model
 from codescent.config.toml_file import read_toml
 from codescent.config.unknown_key import unknown_key, unknown_section
@@ -93,7 +94,10 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> LoadedConfig:
     on_command_line: dict[str, Given] = {}
     for override in overrides:
         on_command_line |= _read_override(override, problems)
-    given = _replace(given, on_command_line, replaced)
+    patches = {name: value for name, value in on_command_line.items() if place_of(name)}
+    keys = {name: value for name, value in on_command_line.items() if name not in patches}
+    given = _replace(given, keys, replaced)
+    given = _patched(given, patches, problems)
     sections = {name: _validate(name, model, given, problems) for name, model in SECTIONS.items()}
     if not values_missing:
         problems += _contradictions(sections, given, {problem.key for problem in problems})
@@ -115,9 +119,9 @@ def to_toml(config: Config) -> str:
 
 
 def flat(config: Config) -> dict[str, Any]:
-    """All values as JSON data, by "section.key"."""
+    """All values as JSON data, by "section.key"; see `flattened` for those of a mixture."""
     sections = config.model_dump(mode="json").items()
-    return {f"{section}.{key}": value for section, keys in sections for key, value in keys.items()}
+    return flattened({f"{section}.{key}": value for section, keys in sections for key, value in keys.items()})
 
 
 def describe(resolved: LoadedConfig) -> list[DescribedKey]:
@@ -257,6 +261,19 @@ def _flatten(
                     refuse(unknown_key(section, key), section, key)
 
 
+def _patched(given: Mapping[str, Given], patches: Mapping[str, Given], problems: list[_Problem]) -> dict[str, Given]:
+    """The given values with overrides of single values of a mixture, such as data.mixture.wiki.weight."""
+    found = dict(given)
+    for name, patch in patches.items():
+        place, before = place_of(name), found.get(MIXTURE, Given(None, ""))
+        assert place is not None
+        try:
+            found[MIXTURE] = Given(with_place(before.value, place, patch.value), patch.origin)
+        except ValueError as error:
+            problems.append(_Problem(patch.origin, name, str(error)))
+    return found
+
+
 def _read_override(override: str, problems: list[_Problem]) -> dict[str, Given]:
     name, equals, text = override.partition("=")
     name, text = name.strip(), text.strip()
@@ -267,10 +284,10 @@ def _read_override(override: str, problems: list[_Problem]) -> dict[str, Given]:
         problem = unknown_key("", name)
     elif section not in SECTIONS:
         problem = unknown_section(section, key)
-    elif name not in KEYS:
+    elif name not in KEYS and not place_of(name):
         problem = unknown_key(section, key)
     else:
-        return {name: Given(override_value(text, KEYS[name]), COMMAND_LINE)}
+        return {name: Given(override_value(text, KEYS[MIXTURE if place_of(name) else name]), COMMAND_LINE)}
     problems.append(_Problem(COMMAND_LINE, name, problem))
     return {}
 

@@ -15,7 +15,7 @@ OFTEN: Mapping[str, tuple[str, ...]] = {
     "run": ("name", "folder", "seed"),
     "model": ("kind", "preset", "weights", "num_layers", "num_heads", "hidden_dim", "seq_len", "dropout"),
     "lora": ("rank",),
-    "data": ("corpus", "task", "tokenizer", "folder", "validation_fraction"),
+    "data": ("corpus", "mixture", "task", "tokenizer", "folder", "validation_fraction"),
     "train": (
         *("num_steps", "num_epochs", "global_batch_size", "microbatch_size", "precision", "device"),
         *("eval_every", "eval_samples", "stop_after"),

@@ -23,10 +23,12 @@ from codescent.config.keys import (
     Weights,
     at_least,
     auto,
+    given,
     key,
     not_given,
     other_than,
 )
+from codescent.config.mixture import MIXTURE, Mixture
 from codescent.config.optimizer import Optimizer as Optimizer
 from codescent.config.parallel import Parallel as Parallel
 
@@ -175,6 +177,17 @@ class Data(Section):
         "python-stdlib, shakespeare, openwebtext or squad; hf://datasets/OWNER/NAME/PATH of the hub; the path of a "
         "file, a folder, a glob or token shards, of the kinds in docs/data.md; for data.task tensors also "
         "synthetic:SAMPLES or synthetic:SAMPLES:SEED, random numbers of the model's sizes",
+    )
+    mixture: Mixture | None = auto(
+        "several corpora in place of data.corpus (docs/mixtures.md): tables with a corpus, and perhaps a weight, a "
+        "name, a validation and a text_key; auto: one corpus"
+    )
+    mixture_temperature: float | None = auto(
+        "T of a mixture without weights: the weight of a corpus is the number of its samples, to the power of 1 / T; "
+        "1: all corpora have equally many epochs; higher: more of the small ones; auto: 1",
+        ge=1,
+        le=1000,
+        only=given(MIXTURE),
     )
     task: Text | None = auto(
         "what the model predicts: lm: each next token (gpt2, llama, transformer); sft: the tokens of a response to "

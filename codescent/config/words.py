@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from codescent.config.keys import AUTO, only_of
@@ -41,9 +42,15 @@ def keys_markdown() -> str:
 
 
 def toml_value(value: object) -> str:
-    """A value as TOML. None becomes "auto", because TOML has no None."""
+    """A value as TOML, in one line. None becomes "auto", because TOML has no None."""
     if value is None:
         return f'"{AUTO}"'
+    if isinstance(value, BaseModel):
+        value = value.model_dump(exclude_none=True)
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key} = {toml_value(item)}' for key, item in value.items())}}}"
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(toml_value, value))}]"
     return tomli_w.dumps({"v": str(value) if isinstance(value, Path) else value}).removeprefix("v = ").rstrip("\n")
 
 
@@ -75,6 +82,8 @@ def _choices(kind: typing.Any, field: FieldInfo) -> list[str]:
         return [choice for one in typing.get_args(kind) for choice in _choices(one, field)]
     if typing.get_origin(kind) is Literal:
         return [toml_value(choice) for choice in typing.get_args(kind)]
+    if typing.get_origin(kind) is tuple:
+        return ["list of tables"]
     if typing.get_origin(kind) is list:
         return [f"list of {LISTED.get(typing.get_args(kind)[0], 'numbers')}"]
     names = {bool: "true or false", int: "whole number", float: "number", str: "string", Path: "path"}

@@ -3,5 +3,5 @@ Does not import torch, except in loader.py. Does not know models, configs or run
 
 Preparing a text: corpora (find files) -> sources (read text) -> scan (first pass: count and check) -> chunks (cut)
 -> pool (worker processes), tokenizers (encode) -> shards (second pass: write).
-Reading a batch: dataset (open) -> split (the samples of a text) -> loader (order, read-ahead). A task may bring its own
-dataset and split."""
+Reading a batch: dataset (open) -> split (the samples of a text) -> order -> loader (read-ahead). Of a mixture of
+corpora: mixture (their samples) -> mixed_order. A task may bring its own dataset and split."""

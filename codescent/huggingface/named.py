@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 
 from codescent.base.errors import UserError, of_each
 from codescent.base.hub_name import HubName
-from codescent.config.hub_keys import CORPUS, HUB_KEYS, TOKENIZER, VALIDATION, WEIGHTS, names_in, with_names
+from codescent.config.hub_keys import CORPUS, HUB_KEYS, TOKENIZER, VALIDATION, WEIGHTS, hub_key, names_in, with_names
 from codescent.config.load import LoadedConfig
+from codescent.config.mixture import MIXTURE, place_of
 from codescent.config.sections import Config
 from codescent.hub import needed
 from codescent.hub.cache import snapshot_of
@@ -40,7 +41,7 @@ def with_commits(loaded: LoadedConfig, recorded: Mapping[str, HubName]) -> Loade
     names = of_each(
         named,
         lambda key: _with_commit(key, named[key], recorded.get(key)),
-        lambda key: f"{loaded.origins[key]}: {key} = ",
+        lambda key: f"{loaded.origins[MIXTURE if place_of(key) else key]}: {key} = ",
     )
     return dataclasses.replace(loaded, config=with_names(loaded.config, names)) if names else loaded
 
@@ -105,8 +106,8 @@ def _for_each(
     config: Config, keys: tuple[str, ...], get: Callable[[HubName, Choice], CachedFiles]
 ) -> list[tuple[str, CachedFiles]]:
     """The files of each key that names something of a hub. Raises UserError: the problems of all keys."""
-    names = {key: name for key, name in names_in(config).items() if key in keys}
-    return list(of_each(names, lambda key: get(names[key], CHOICES[key]), lambda key: f"{key} = ").items())
+    names = {key: name for key, name in names_in(config).items() if hub_key(key) in keys}
+    return list(of_each(names, lambda key: get(names[key], CHOICES[hub_key(key)]), lambda key: f"{key} = ").items())
 
 
 def keys_of_run(*, resumes: bool, has_adapters: bool) -> tuple[str, ...]:

@@ -15,7 +15,8 @@ from codescent.base.command import command
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.build import saved_plan, task_request
-from codescent.config.sections import Config
+from codescent.config.mixture import MIXTURE
+from codescent.config.sections import Config, Data
 from codescent.data.samples import AnyDataset
 from codescent.data.text import corpora, download
 from codescent.data.text.download import Published
@@ -51,10 +52,21 @@ def not_downloaded(config: Config) -> Iterator[str]:
 def unprepared(config: Config) -> tuple[list[str], list[str]]:
     """Problems and notes where the data is not prepared: a job may have no internet, and it pays for its devices."""
     request = task_request(config)
-    data, task = request.data, tasks.task_of(request)
     absent = tasks.absent(request)
     if any(f"data.{key}" in absent for key in request.named):
         return [], []  # not_downloaded says it
+    problems, notes = list[str](), list[str]()
+    for name, one in request.corpora.items():
+        if tasks.task_of(one).locate(one) is None:
+            more, others = _unprepared(one)
+            problems += [f"{MIXTURE}.{name}: {problem}" for problem in more]
+            notes += [f"{MIXTURE}.{name}: {note}" for note in others]
+    return (problems, notes) if request.corpora else _unprepared(request)
+
+
+def _unprepared(request: tasks.TaskRequest) -> tuple[list[str], list[str]]:
+    """`unprepared`, for one corpus."""
+    data, task, absent = request.data, tasks.task_of(request), tasks.absent(request)
     missing = [f"{key}: {file}: no such file" for key, file in absent.items()]
     if isinstance(task, TextTask) and not missing:
         own = [("data.corpus", data.corpus), ("data.validation", data.validation)]
@@ -65,7 +77,7 @@ def unprepared(config: Config) -> tuple[list[str], list[str]]:
         ]
     if missing:
         return missing, []
-    how = _how_to_prepare(config, is_text=isinstance(task, TextTask))
+    how = _how_to_prepare(data, is_text=isinstance(task, TextTask))
     if lacking := [one.name for one in _published(data.corpus, data.tokenizer) if download.found(one) is None]:
         wanted = "has" if len(lacking) == 1 else "have"
         return [
@@ -89,9 +101,8 @@ def _published(corpus: str, tokenizer: str) -> Iterator[Published]:
         yield KINDS[tokenizer]
 
 
-def _how_to_prepare(config: Config, *, is_text: bool) -> str:
+def _how_to_prepare(data: Data, *, is_text: bool) -> str:
     """How the data is prepared on this machine. `codescent data` knows texts, and no separate validation text."""
-    data = task_request(config).data
     if not is_text or data.validation is not None:
         return "run it once here: codescent train prepares the data before its first step"
     words = [data.corpus, "--tokenizer", data.tokenizer, "--folder", str(data.folder)]

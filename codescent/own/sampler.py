@@ -1,6 +1,6 @@
 """In: a dataset's length, a global batch size, a seed. Out: this rank's sample indices of each step, for a DataLoader:
 of training, shuffled, or of a validation, in order.
-Does not read samples, and does not store permutations: data/loader.py computes them."""
+Does not read samples, and does not store permutations: data/order.py computes them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.data.loader import MOST_STEPS_AT_ONCE
-from codescent.data.loader import Sampler as Order
+from codescent.data.order import Sampler as Order
 from codescent.own.arguments import DATASET, WHOLE, public
 from codescent.own.session import joined
 

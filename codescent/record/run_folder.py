@@ -25,6 +25,7 @@ from codescent.record.beginning import ANOTHER, MAKING, delete_new, refuse_taken
 from codescent.record.beginning import CHECKPOINTS as CHECKPOINTS
 from codescent.record.beginning import CONFIG as CONFIG
 from codescent.record.beginning import JOBS as JOBS
+from codescent.record.corpora import columns_of
 from codescent.record.lines import append, forward, user_errors
 from codescent.record.rows import METRICS_CSV, METRICS_JSONL, Rows, header_of, json_line, strict
 
@@ -56,7 +57,6 @@ METRICS: tuple[str, ...] = (
     "val_loss_ema",
 )
 INTEGERS = frozenset({"step", "tokens", "peak_memory_bytes"})
-HEADER = ",".join(METRICS) + "\n"
 
 PLAN = "plan.json"
 ENVIRONMENT = "environment.json"
@@ -85,13 +85,15 @@ class RunFolder:
         path: the current path of the folder.
         config_text: the resolved config at the start of the run, as TOML.
         plan: the plan at the start of the run, as JSON data, without the format number.
+        columns: names of the columns of the metrics: METRICS, and of a mixture those of each corpus.
         listeners: functions that are called with "metrics" and each row, or "event" and each event, once it is written.
     """
 
     def __init__(self, path: Path, config_text: str, plan: dict[str, Any]) -> None:
         self.path, self.config_text, self.plan = path, config_text, plan
         self.listeners: list[Callable[[str, Mapping[str, Any]], object]] = []
-        self._rows = Rows(path, METRICS, INTEGERS)
+        self.columns = (*METRICS, *columns_of(plan))
+        self._rows = Rows(path, self.columns, INTEGERS)
         self._memory = memory.Changes(path)
         self._held: list[int] = []  # open descriptors of the folder and the lock file, while this process writes
         self._columns_known = False
@@ -114,7 +116,8 @@ class RunFolder:
         """
         path = Path(path)
         refuse_taken(path)
-        texts = {METRICS_CSV: HEADER, METRICS_JSONL: "", EVENTS: "", PLAN: _plan_text(plan), CONFIG: config_toml}
+        header = ",".join((*METRICS, *columns_of(plan))) + "\n"
+        texts = {METRICS_CSV: header, METRICS_JSONL: "", EVENTS: "", PLAN: _plan_text(plan), CONFIG: config_toml}
         run = cls(path, config_toml, _without_format(json.loads(texts[PLAN])))
         try:
             with published(path, taken=f"is there already: {ANOTHER}") as making:
@@ -223,17 +226,17 @@ class RunFolder:
         return _read_object(path) if os.path.lexists(path) else {}
 
     def metrics(self, row: Mapping[str, float | int | None]) -> None:
-        """Append a row, by names of METRICS, to metrics.csv and metrics.jsonl. None is an empty field (null in JSON).
+        """Append a row, by names of `columns`, to metrics.csv and metrics.jsonl. None is an empty field (null in JSON).
 
         Raises ValueError: a name is unknown, or the step is missing. Raises UserError: a file cannot be written, or
         has other columns.
         """
-        if unknown := sorted(set(row) - set(METRICS)):
+        if unknown := sorted(set(row) - set(self.columns)):
             raise ValueError(f"not metrics: {', '.join(unknown)}")
         if row.get("step") is None:
             raise ValueError("a row of metrics needs its step")
         self.follow()
-        if not self._columns_known and header_of(self._rows.csv) not in ([], list(METRICS)):
+        if not self._columns_known and header_of(self._rows.csv) not in ([], list(self.columns)):
             what = "another version wrote it with other columns: resume the run, or choose a new run.name"
             raise UserError(f"{self._rows.csv}: {what}")
         self._columns_known = True
@@ -270,7 +273,7 @@ class RunFolder:
     def iter_metrics(self) -> Iterator[dict[str, Any]]:
         """Read all rows of metrics in order, without an incomplete last line. Raises UserError: a line is not a row.
 
-        Each row has all names of METRICS: INTEGERS as int, the others as float, empty fields as None.
+        Each row has all names of `columns`: INTEGERS as int, the others as float, empty fields as None.
         """
         yield from self._rows.read()
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from codescent.base.amounts import of_share
 from codescent.base.counted import counted
-from codescent.report import findings, predicted, run_figures, run_tables, study_figures, study_tables
+from codescent.report import corpora, findings, predicted, run_figures, run_tables, study_figures, study_tables
 from codescent.report.content import Item, Listing, Picture, Report, ReportSection, Timeline, Words
 from codescent.report.slow import SLOW
 from codescent.report.summary import Summary, summaries
@@ -84,6 +84,7 @@ def _sections(known: Sequence[Summary], study: Study | None, figures: Sequence[P
     memory = [picture for picture in pictures if picture.name.startswith("memory")]
     times = [picture for picture in pictures if picture not in losses and picture not in memory]
     yield ReportSection("runs", "The runs", [run_tables.overview(known), *losses] if known else [])
+    yield ReportSection("corpora", "The corpora", list(corpora.tables(known)))
     yield ReportSection("differences", "What differs between the configs", list(run_tables.differences(known)))
     yield ReportSection("time", "Where the time goes", [*run_tables.parts(known), *times])
     yield ReportSection("ranks", "Slow ranks", list(_stragglers(known)))

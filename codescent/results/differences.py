@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from codescent.base.errors import UserError
+from codescent.record.corpora import VAL_LOSS
 from codescent.results.run import Run, differing
 
 ROUNDING: Mapping[str, float] = {"fp64": 1e-12, "fp32": 1e-5, "fp16": 2e-3, "bf16": 1e-2}
@@ -140,6 +141,7 @@ class Losses:
         last_step: the last step that both have.
         last: both losses there.
         validation: the last validation losses of a step that both have; None: there is no such step.
+        by_corpus: the same step's losses of each corpus that both have.
         decided: keys that decide the losses, and have different values.
         repeats: side to the first step at which its own runs have different losses.
     """
@@ -153,6 +155,7 @@ class Losses:
     last_step: int
     last: tuple[float, float]
     validation: tuple[int, float, float] | None
+    by_corpus: Mapping[str, tuple[float, float]]
     decided: Sequence[str]
     repeats: Mapping[str, int]
 
@@ -177,6 +180,12 @@ def losses(a: Sequence[Run], b: Sequence[Run]) -> Losses | None:
     validated, val_left, val_right = _common(one, other, "val_loss")
     known = np.flatnonzero(np.isfinite(val_left) & np.isfinite(val_right))
     at = int(known[-1]) if len(known) else None
+    by_corpus = {
+        column.removeprefix(VAL_LOSS): (float(of_one[at]), float(of_other[at]))
+        for column in one.columns
+        if at is not None and column.startswith(VAL_LOSS) and column in other.columns
+        for _, of_one, of_other in [_common(one, other, column)]
+    }
     return Losses(
         steps=len(steps),
         alike=alike,
@@ -187,6 +196,7 @@ def losses(a: Sequence[Run], b: Sequence[Run]) -> Losses | None:
         last_step=int(steps[-1]),
         last=(float(left[-1]), float(right[-1])),
         validation=None if at is None else (int(validated[at]), float(val_left[at]), float(val_right[at])),
+        by_corpus=by_corpus,
         decided=decided,
         repeats={side: step for side, runs in (("A", a), ("B", b)) if (step := _first_repeat(runs))},
     )

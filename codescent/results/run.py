@@ -23,12 +23,13 @@ from codescent.base import warm_up
 from codescent.base.errors import UserError
 from codescent.base.typed import Kind, mistyped
 from codescent.build import plan_of
+from codescent.config.mixture import flattened
 from codescent.config.toml_file import loads
 from codescent.cost.simulate import Deadlock, simulate
 from codescent.plan import MOST_RANKS, OlderPlan, Plan
 from codescent.planner.measured import MeasuredStep, measured_step
 from codescent.planner.prediction import problem_of
-from codescent.record import ENVIRONMENT, EVENTS, METRICS, PLAN, PREDICTION, RunFolder
+from codescent.record import ENVIRONMENT, EVENTS, PLAN, PREDICTION, RunFolder
 from codescent.record.ranks import RankRow
 from codescent.results.statistics import Values
 
@@ -148,7 +149,7 @@ class Run:
 
         Raises UserError: a line of the metrics is damaged.
         """
-        columns = {name: array("d") for name in METRICS}
+        columns = {name: array("d") for name in self.folder.columns}
         for row in self.folder.iter_metrics():
             for name, values in columns.items():
                 value = row[name]
@@ -237,7 +238,7 @@ def open_run(path: Path | str) -> Run:
         sections = loads(folder.config_text)
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{folder.path / 'config.toml'}: not valid TOML ({error})") from error
-    keys = {f"{section}.{key}": value for section, given in sections.items() for key, value in _items(given)}
+    keys = flattened({f"{name}.{key}": value for name, given in sections.items() for key, value in _items(given)})
     environment = folder.read_environment()
     problem = mistyped(environment, FACTS)
     if not problem and not 1 <= (environment.get("world_size") or 1) <= MOST_RANKS:

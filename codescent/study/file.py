@@ -15,6 +15,7 @@ from codescent.base.errors import UserError
 from codescent.base.home import expanded
 from codescent.config.keys import FolderName
 from codescent.config.load import shipped
+from codescent.config.mixture import place_of, place_problem
 from codescent.config.sections import SECTIONS
 from codescent.config.toml_file import read_toml
 from codescent.config.words import KEYS
@@ -116,6 +117,8 @@ def config_named(config: str) -> str:
 
 def value_problem(key: str, value: Any) -> str:
     """Why a key of the config cannot have a value, in words; "": it can."""
+    if (place := place_of(key)) is not None:
+        return place_problem(place, value)
     section, _, name = key.partition(".")
     try:
         SECTIONS[section].model_validate({name: value})
@@ -188,7 +191,7 @@ def _key_problems(
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """Problems of a key and of values of it. A degree may be the word "ranks"."""
     shown = shown or key
-    if key not in KEYS:
+    if key not in KEYS and not place_of(key):
         near = difflib.get_close_matches(key, [*SHORT, NODES, LAYOUT, *KEYS], n=1)
         near = near or [name for name in KEYS if name.endswith(f".{key}")][:1]
         hint = f"did you mean {near[0]}?" if near else f"an axis is {', '.join([*SHORT, NODES, LAYOUT])}, or any key"

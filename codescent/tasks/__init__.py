@@ -14,6 +14,7 @@ from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
 from codescent.base.hub_name import is_hub_name
+from codescent.config.mixture import MIXTURE
 from codescent.data.samples import AnyDataset
 from codescent.data.text import corpora
 from codescent.data.text.sources import AS_TEXT
@@ -22,6 +23,7 @@ from codescent.tasks.answers import Answers
 from codescent.tasks.conversations import Conversations
 from codescent.tasks.language_model import LanguageModel
 from codescent.tasks.masked_tokens import MaskedTokens
+from codescent.tasks.mixture import OF_A_CORPUS, MixtureTask, of_each
 from codescent.tasks.pairs import Pairs
 from codescent.tasks.task import ScoreRequest, ShownDataset, Task, TaskRequest
 from codescent.tasks.tensors import Tensors
@@ -79,6 +81,8 @@ def task_of(request: TaskRequest) -> Task:
     """The task of a run: data.task, else the task that the corpus implies, else the default of the model's kind.
     Raises UserError: there is no such task, or it does not support the model's kind.
     """
+    if request.corpora:
+        return MixtureTask(task_named(str(request.data.task)))
     fitting = [task for task in TASKS if request.kind in task.kinds]
     if request.data.task is not None:
         task = task_named(request.data.task)
@@ -87,6 +91,12 @@ def task_of(request: TaskRequest) -> Task:
     if task not in fitting:
         raise UserError(_misfit(request, task, fitting))
     return task
+
+
+def task_of_plan(plan: Plan) -> Task:
+    """The task of a plan, by which its dataset was opened."""
+    task = task_named(plan.task.name)
+    return MixtureTask(task) if plan.task.identity.get("mixture") else task
 
 
 def _misfit(request: TaskRequest, task: Task, fitting: Sequence[Task]) -> str:
@@ -108,8 +118,15 @@ def _misfit(request: TaskRequest, task: Task, fitting: Sequence[Task]) -> str:
 
 def remarks(request: TaskRequest) -> Iterator[str]:
     """Sentences: what a user may not have meant, though the run can be made."""
-    task, data = task_of(request), request.data
+    task = task_of(request)
     yield from task.remarks(request)
+    for each in request.corpora.values() or [request]:
+        yield from _remarks_on_files(each, task)
+
+
+def _remarks_on_files(request: TaskRequest, task: Task) -> Iterator[str]:
+    """Sentences on the names of files of one corpus, and on what they hold."""
+    data = request.data
     for key, given in (("data.corpus", data.corpus), ("data.validation", data.validation)):
         files = None if given is None else corpora.pattern_files(given)
         if files:
@@ -148,7 +165,9 @@ def task_line(plan: Plan) -> str:
     task, identity = task_named(plan.task.name), plan.task.identity
     aim = f": {task.aim}" if task.aim else ""
     validation = f", validated on {identity['validation']}" if identity.get("validation") else ""
-    return f"{task.name}{aim}; corpus {identity.get('corpus')}{validation}; model {plan.model.kind}"
+    mixed = identity.get("mixture")
+    data = f"mixture of {mixed}" if mixed else f"corpus {identity.get('corpus')}"
+    return f"{task.name}{aim}; {data}{validation}; model {plan.model.kind}"
 
 
 def request_of(data: Data, model: Model, seed: int, compile_what: str | None) -> TaskRequest:
@@ -159,21 +178,45 @@ def request_of(data: Data, model: Model, seed: int, compile_what: str | None) ->
     named = {key: str(value) for key in PLACES if is_hub_name(value := getattr(data, key))}
     data = data.model_copy(update={key: PLACES[key](value) for key, value in named.items()})
     request = TaskRequest(data, model, seed, compile_what, named=named)
+    if data.mixture is not None:
+        return _mixed(request)
     task = task_of(request)
     if data.task is not None and task.reads_text and beside_text(data.corpus)[0] is not None:
         data = data.model_copy(update={"as_text": True})
     return replace(request, data=data.model_copy(update={"task": task.name}))
 
 
+def _mixed(request: TaskRequest) -> TaskRequest:
+    """The request of a mixture, with one for each of its corpora. Raises UserError: they are for several tasks."""
+    data, model, seed = request.data, request.model, request.seed
+    one = {"mixture": None, "mixture_temperature": None}
+    found = of_each(
+        {entry.name: data.model_copy(update={**one, **entry.values()}) for entry in data.mixture or ()},
+        lambda of_corpus: request_of(of_corpus, model, seed, request.compile),
+    )
+    by_task: dict[str, list[str]] = {}
+    for name, each in found.items():
+        by_task.setdefault(str(each.data.task), []).append(name)
+    if len(by_task) > 1:
+        fits = ", ".join(f"{', '.join(names)} for {task}" for task, names in by_task.items())
+        raise UserError(
+            f"{MIXTURE}: the corpora are for different tasks ({fits}); give data.task, or corpora of one task"
+        )
+    named = {f"mixture.{name}.{key}": value for name, each in found.items() for key, value in each.named.items()}
+    named = {key: value for key, value in named.items() if not key.endswith(".tokenizer")} | dict(request.named)
+    return replace(request, data=data.model_copy(update={"task": next(iter(by_task))}), named=named, corpora=found)
+
+
 def refusals(request: TaskRequest) -> Iterator[str]:
     """Messages: why the task, the model and the keys of [data] cannot be combined."""
     task = task_of(request)
     yield from task.refuse(request)
-    if not request.data.as_text:
-        yield from (f"{held}; {reader}; {AS_TEXT}" for held, reader in _held_beside(request, task))
-    for other in TASKS:
-        if other is not task:
-            yield from other.refuse_other(request, task.name)
+    for each in request.corpora.values() or [request]:
+        if not each.data.as_text:
+            yield from (f"{held}; {reader}; {AS_TEXT}" for held, reader in _held_beside(each, task))
+        for other in TASKS:
+            if other.name != task.name:
+                yield from other.refuse_other(each, task.name)
 
 
 def without_effect(request: TaskRequest) -> Iterator[tuple[str, str]]:
@@ -198,11 +241,15 @@ def absent(request: TaskRequest) -> dict[str, str]:
     kind, _, vocabulary = data.tokenizer.partition(":")
     if kind != "bpe" and (vocabulary or "." in data.tokenizer or "/" in data.tokenizer):
         files["data.tokenizer"] = vocabulary or data.tokenizer
-    lacking = [key for key in request.named if not corpora.is_present(getattr(data, key))]
+    lacking = [key for key in request.named if key in PLACES and not corpora.is_present(getattr(data, key))]
     files |= {f"data.{key}": getattr(data, key) for key in lacking}
     if data.chat_template is not None:
         files["data.chat_template"] = str(data.chat_template)
-    return {key: file for key, file in files.items() if not Path(file).exists()}
+    found = {key: file for key, file in files.items() if not Path(file).exists()}
+    for name, each in request.corpora.items():
+        own = {key.removeprefix("data."): file for key, file in absent(each).items()}
+        found |= {f"{MIXTURE}.{name}.{key}": file for key, file in own.items() if key in OF_A_CORPUS}
+    return found
 
 
 def _refuse_not_downloaded(request: TaskRequest, keys: Sequence[str]) -> None:
@@ -226,7 +273,7 @@ def prepare(request: TaskRequest, *, progress: bool) -> Path:
         raise UserError(*problems)
     _refuse_not_downloaded(request, ("tokenizer",))
     if task_of(request).locate(request) is None:
-        _refuse_not_downloaded(request, tuple(PLACES))
+        _refuse_not_downloaded(request, tuple(request.named))
     return task_of(request).prepare(request, progress=progress)
 
 

@@ -40,6 +40,7 @@ class TaskRequest:
         kept: the task's `files` in the run's folder: name -> text; empty for a new run.
         pinned: the return value of `Task.pin` on rank 0; None before that.
         named: values of [data] that are names of a hub, by key. `data` has their places in the cache instead.
+        corpora: the request of each corpus of data.mixture, by name; empty: there is one corpus.
     """
 
     data: Data
@@ -50,6 +51,13 @@ class TaskRequest:
     kept: Mapping[str, str] = field(default_factory=dict)
     pinned: Mapping[str, Any] | None = None
     named: Mapping[str, str] = field(default_factory=dict)
+    corpora: Mapping[str, TaskRequest] = field(default_factory=dict)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weight of each corpus of a mixture, by name; empty: they follow from the sizes."""
+        entries = self.data.mixture or ()
+        return {entry.name: entry.weight for entry in entries if entry.weight is not None}
 
     @property
     def kind(self) -> str:
@@ -154,6 +162,7 @@ class Task:
         extras: True if the samples have extras, such as lengths, for every kind of model (see `Samples`).
         equal_losses: True if all samples have equally many losses.
         files: names of files in the run's folder that decide the samples.
+        mixes: True if a mixture of corpora can be made of its samples.
         reads_text: True if the task reads any text, as `data.as_text` says.
         kept: keys that name a file of the user, each with the name of the run's own copy in its folder.
         unit: what one loss is computed for, in words.
@@ -170,6 +179,7 @@ class Task:
     ignores: tuple[str, ...] = ()
     head: str | None = None
     extras = False
+    mixes = True
     reads_text = False
     equal_losses = True
     files: tuple[str, ...] = ()

@@ -18,7 +18,8 @@ from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.config.rate_schedules import learning_rate
 from codescent.coupling import Services, reads_ahead
 from codescent.coupling import of as coupling_of
-from codescent.data.loader import Loader, Sampler
+from codescent.data.loader import Loader
+from codescent.data.mixture import order_of
 from codescent.data.samples import AnyDataset
 from codescent.models.part import Part
 from codescent.plan import AXES, WIDE, Memory, Plan, TensorPlan, Verb
@@ -228,7 +229,7 @@ def _loader(parts: list[nn.Module], plan: Plan, world: World, dataset: AnyDatase
     source = dataset.source("train", work.seq_len, work.positions(-1))
     for part in parts:
         cast(Part, part).losses_per_sample = source.losses_per_sample
-    sampler = Sampler(plan.seed, source.num_samples, work.global_batch_size)
+    sampler = order_of(source, plan.seed, work.global_batch_size)
     loads = any(instruction.verb is Verb.LOAD for instruction in plan.schedule.programs[world.stage])
     mine = [plan.samples(rank, number) for number in range(work.num_microbatches if loads else 0)]
     replica = plan.samples_of_replica(rank)

@@ -18,7 +18,6 @@ from codescent.base import writing
 from codescent.base.published import in_words
 
 VERSION = "brain.Event:2"
-NOT_OF_TRAINING = ("step", "val_loss", "val_loss_ema")
 """The first event of each file says the version of its format."""
 
 
@@ -74,8 +73,7 @@ class Board:
         self._event(first_step + 1, session_log=log(status=log.START))  # hides the steps that are taken again
 
     def _write(self, row: Mapping[str, float | int | None]) -> None:
-        values = {f"train/{name}": value for name, value in row.items() if name not in NOT_OF_TRAINING}
-        values |= {"validation/loss": row["val_loss"], "validation/loss_ema": row.get("val_loss_ema")}
+        values = {_tag(name): value for name, value in row.items() if name != "step"}
         of = self.summaries.Summary
         known = [of.Value(tag=tag, simple_value=value) for tag, value in values.items() if value is not None]
         self._event(row["step"], summary=of(value=known))
@@ -88,6 +86,11 @@ class Board:
         event = self.events.Event(wall_time=time.time(), step=step, **what)
         self.records(record).write(event.SerializeToString())
         writing.write_all(self.file, record.getvalue())
+
+
+def _tag(column: str) -> str:
+    """The name of a column of the metrics in TensorBoard."""
+    return f"validation/{column.removeprefix('val_')}" if column.startswith("val_loss") else f"train/{column}"
 
 
 def _formats() -> tuple[Any, Any, Any]:

@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -15,6 +15,9 @@ from rich.table import Column
 
 from codescent.base.amounts import NOTHING, rounded
 from codescent.base.visible import visible
+
+if TYPE_CHECKING:
+    from codescent.train.validate import Validated
 
 LIVE = 52
 """Largest width of the text beside the bar."""
@@ -109,10 +112,12 @@ class Display:
             del parts[-2]
         return "  ".join(parts)
 
-    def validation(self, step: int, loss: float, of_ema: float | None = None) -> None:
-        """Print a validation loss, and that of the moving average of the weights, if there is one."""
-        average = "" if of_ema is None else f", of the averaged weights {of_ema:.4f}"
-        self.say(f"step {step}/{self.num_steps}  validation loss {loss:.4f}{average}")
+    def validation(self, step: int, found: Validated) -> None:
+        """Print a validation loss, and those of the moving average of the weights and of each corpus, if there are."""
+        average = "" if found.of_ema is None else f", of the averaged weights {found.of_ema:.4f}"
+        corpora = ", ".join(f"{name} {loss:.4f}" for name, loss in found.by_corpus.items())
+        each = f" ({corpora})" if corpora else ""
+        self.say(f"step {step}/{self.num_steps}  validation loss {found.known:.4f}{average}{each}")
 
 
 def _loss(loss: float) -> str:

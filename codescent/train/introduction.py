@@ -14,6 +14,7 @@ from codescent.plan import AXES
 from codescent.record.rows import strict
 from codescent.train import threads
 from codescent.train.continuing import length_of
+from codescent.train.corpora import lines
 from codescent.train.open import OpenRun
 
 
@@ -39,6 +40,7 @@ def introduction(run: OpenRun) -> Iterator[str]:
         ),
     ):
         yield f"{label:<8}{text}"
+    yield from (f"{'corpus':<8}{line}" for line in lines(run))
 
 
 def description(run: OpenRun) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from codescent.build import Began, check_sizes, saved_plan, task_request
 from codescent.checkpoint.checkpoints import CheckpointError, Checkpoints, Saved
 from codescent.config.decided import compiles, with_device
 from codescent.config.effects import effective
+from codescent.config.hub_keys import hub_key
 from codescent.config.load import flat, to_toml
 from codescent.config.sections import Config
 from codescent.data.samples import AnyDataset, Source
@@ -154,7 +155,7 @@ class OpenRun:
 def connect(config: Config, this_rank: Rank) -> World:
     """Connect this process with the other ranks. Raises UserError: see `World`."""
     train = config.train
-    facts = {key: value for key, value in flat(config).items() if key not in OF_A_MACHINE}
+    facts = {key: value for key, value in flat(config).items() if hub_key(key) not in OF_A_MACHINE}
     restarts = config.parallel.restarts > 0
     parallel = config.parallel
     return World(

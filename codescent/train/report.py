@@ -29,6 +29,7 @@ from codescent.train import threads
 from codescent.train.alike import Diverged
 from codescent.train.board import Board
 from codescent.train.continuing import after_culprit, ended_early, how_to_continue, lower_rates, schedule_is_over
+from codescent.train.corpora import corpus_columns
 from codescent.train.display import Display, StepShown
 from codescent.train.introduction import description, drawn_weights, introduction, read_weights
 from codescent.train.loggers import END, START, Failure, Logger, Loggers
@@ -77,7 +78,7 @@ class Report:
         number, flops = run.machine["num_threads"], self.flops / run.world.this_rank.world_size
         self.estimate = Estimate(steps - run.first_step, run.first_step, flops, peak, number, log.expected_minutes)
         self.board = Board(run.path, run.first_step, wanted=log.tensorboard and run.world.is_first)
-        self.loggers = Loggers(loggers, self._logger_failed)
+        self.loggers, self.corpora = Loggers(loggers, self._logger_failed), corpus_columns(run)
         if run.folder is not None and loggers:
             run.folder.listeners.append(self.loggers.send)
 
@@ -104,7 +105,7 @@ class Report:
         self._begin_boards()
         if run.folder is not None:
             run.folder.write_environment(run.machine)
-            run.folder.write_task_files(tasks.task_named(run.plan.task.name).carry(run.dataset))
+            run.folder.write_task_files(tasks.task_of_plan(run.plan).carry(run.dataset))
         for note in self.notes:
             self._event("note", text=note)
         if run.plan.task.synthetic:
@@ -212,6 +213,7 @@ class Report:
             "sent_bytes": run.plan.sent_bytes(0, step - 1) if run.world.this_rank.world_size > 1 else None,
             "consensus": result.consensus,
             "val_loss_ema": found.of_ema,
+            **({} if self.corpora is None else self.corpora.values(step, found)),
             "staleness_mean": result.staleness[0] if result.staleness else None,
             "staleness_max": result.staleness[1] if result.staleness else None,
             **self._of_peaks(mfu, flops_per_s),
@@ -234,7 +236,7 @@ class Report:
         shown = StepShown(step, result.train_loss, rate, result.grad_norm, tokens / seconds, mfu, peak)
         self.display.step(shown, due=due)
         if val_loss is not None:
-            self.display.validation(step, val_loss, found.of_ema)
+            self.display.validation(step, found)
             if not math.isfinite(val_loss):
                 self._event("validation_not_finite", step=step, val_loss=val_loss)
                 self.display.say(f"warning: step {step}: the validation loss is {val_loss}")

@@ -4,6 +4,8 @@ Does not change the model or the order of training samples."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 
 from codescent.base.device import offered, wide_dtype
 from codescent.data.loader import InOrder
+from codescent.data.mixture import MixedSource, corpora_of
 from codescent.data.samples import Source
 from codescent.plan import Plan
 from codescent.tasks.score import at_once
@@ -19,10 +22,14 @@ from codescent.train.trainer import Trainer
 
 
 class Validated(NamedTuple):
-    """The validation loss of the weights, and that of their moving average; None: not validated, or there is none."""
+    """The validation loss of the weights, and that of their moving average; None: not validated, or there is none.
+
+    `by_corpus`: of the weights, for each corpus of a mixture.
+    """
 
     loss: float | None = None
     of_ema: float | None = None
+    by_corpus: Mapping[str, float] = MappingProxyType({})
 
     @property
     def known(self) -> float:
@@ -34,11 +41,21 @@ class Validated(NamedTuple):
 def validated(trainer: Trainer, source: Source, most_samples: int | None) -> Validated:
     """Validate the weights, or the mean of the replicas, and their moving average if there is one. Collective."""
     with trainer.with_means():
-        loss = loss_on_all_ranks(trainer.executor, source, most_samples)
+        loss, by_corpus = losses_on_all_ranks(trainer.executor, source, most_samples)
     if not trainer.ema.decay:
-        return Validated(loss)
+        return Validated(loss, None, by_corpus)
     with trainer.ema.in_place_of_weights():
-        return Validated(loss, loss_on_all_ranks(trainer.executor, source, most_samples))
+        return Validated(loss, losses_on_all_ranks(trainer.executor, source, most_samples)[0], by_corpus)
+
+
+def losses_on_all_ranks(
+    executor: Executor, source: Source, most_samples: int | None
+) -> tuple[float, Mapping[str, float]]:
+    """The validation loss; of a mixture the mean over its corpora, and the loss of each. Collective."""
+    if not isinstance(source, MixedSource):
+        return loss_on_all_ranks(executor, source, most_samples), {}
+    by_corpus = {name: loss_on_all_ranks(executor, one, most_samples) for name, one in corpora_of(source).items()}
+    return source.mean(by_corpus, most_samples), by_corpus
 
 
 def loss_on_all_ranks(executor: Executor, source: Source, most_samples: int | None) -> float:

@@ -266,6 +266,7 @@ def _losses(found: Losses | None) -> Iterator[str]:
     if found.validation is not None:
         step, left, right = found.validation
         yield f"validation at step {step}: {left:.6g} | {right:.6g}"
+        yield from (f"validation of {name}: {one:.6g} | {other:.6g}" for name, (one, other) in found.by_corpus.items())
     if found.decided and found.alike is not Alike.BITWISE:
         yield f"decided by {', '.join(found.decided[:SHOWN_KEYS])}"
     for side, step in found.repeats.items():

@@ -26,6 +26,7 @@ from codescent.checkpoint.box import LazyTensor
 from codescent.checkpoint.checkpoints import Checkpoints
 from codescent.config.effects import effective
 from codescent.config.load import DEFAULT, LoadedConfig, to_toml
+from codescent.config.mixture import MIXTURE
 from codescent.config.sections import Config, Data, Model, Run
 from codescent.data.tokenizers import beside
 from codescent.data.tokenizers.bpe import LibraryTokenizer
@@ -158,7 +159,7 @@ def _next(run: Path, config: Config, missing: Sequence[str]) -> list[str]:
 
 
 def _has_corpus(resolved: LoadedConfig) -> bool:
-    return resolved.origins["data.corpus"] != DEFAULT
+    return any(resolved.origins[key] != DEFAULT for key in ("data.corpus", MIXTURE))
 
 
 def _open_and_check(path: Path, run: Path, resolved: LoadedConfig) -> tuple[Folder, str | None, list[str]]:

@@ -30,7 +30,7 @@ from codescent.plan.activations import CPU, CUDA
 from codescent.plan.served import served_bytes
 from codescent.planner.links import Links
 from codescent.planner.prediction import has_common_step
-from codescent.preflight import absent, laid_out, notes, plan_of, steps_in_words
+from codescent.preflight import absent, laid_out, mixture_in_words, notes, plan_of, steps_in_words
 from codescent.verbs import plan_search
 from codescent.verbs.columns import columns
 from codescent.verbs.config import resolved_of
@@ -85,7 +85,8 @@ def main(arguments: Namespace) -> int:
         print(columns([*_layout_rows(plan), *rows]))
     else:
         steps = steps_in_words(config, without_data=bool(missing))
-        show_plan(plan, steps, config, rows, free)
+        mixed = mixture_in_words(config, plan, without_data=bool(missing))
+        show_plan(plan, steps, config, [*([("mixture", mixed)] if mixed else []), *rows], free)
     if arguments.operators:
         _print_operators(plan, config, found_price)
     if drawn is not None:

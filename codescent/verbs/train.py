@@ -176,8 +176,10 @@ def introduce(config: Config, *, resume: bool) -> None:
 
     train/report.py prints the rest, as soon as it is known.
     """
-    data, folder = task_request(config).data, run_folder(config)
-    say([f"run     {folder}{' continues' if resume else ''}", f"data    {data.corpus}; prepared data: {data.folder}"])
+    request, folder = task_request(config), run_folder(config)
+    corpora = ", ".join(one.data.corpus for one in request.corpora.values()) or request.data.corpus
+    prepared = f"prepared data: {request.data.folder}"
+    say([f"run     {folder}{' continues' if resume else ''}", f"data    {corpora}; {prepared}"])
     sys.stdout.flush()
 
 

@@ -25,6 +25,7 @@ from codescent.checkpoint.checkpoints import Checkpoints, Saved, TensorReader, r
 from codescent.config.load import load
 from codescent.config.sections import Config
 from codescent.data import verified
+from codescent.data.mixture import datasets_of
 from codescent.data.samples import AnyDataset
 from codescent.data.tokenizers.tokenizer import Tokenizer
 from codescent.data.tokenizers.tokenizer import load as load_tokenizer
@@ -227,7 +228,7 @@ def dataset_of(trained: Trained) -> AnyDataset:
         raise UserError(f"{dataset.path}: not what the run in {trained.folder.path} was trained on ({before})")
     unsummed = verified.unsummed()
     if unsummed and trained.request.data.verify != "changed":
-        reading = command("data", dataset.path, "--verify")
+        reading = " and ".join(command("data", one.path, "--verify") for one in datasets_of(dataset))
         warn(f"{verified.unnoticed(sum(unsummed.values()))}; {reading} reads them")
     return dataset
 

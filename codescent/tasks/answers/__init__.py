@@ -56,6 +56,7 @@ class Answers(FolderTask):
     ignores = ("data.validation_fraction", "data.text_key", "data.as_text", "train.head_chunk_tokens")
     peft_task_type = "QUESTION_ANS"
     scores_files = kinds
+    mixes = False  # its scores are of the questions of one file
     dataset = QuestionDataset
 
     def made_for(self, data: Data) -> bool:

@@ -42,6 +42,7 @@ class Tensors(Task):
     name = "tensors"
     aim = "predict the vectors of the target"
     form = "tensors"
+    mixes = False  # files of tensors say nothing by which their vectors could be compared
     kinds = ("transformer",)
     reads = ("format",)
     ignores = (
