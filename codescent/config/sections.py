@@ -16,6 +16,7 @@ from codescent.config.keys import (
     Folder,
     FolderName,
     Functions,
+    OwnName,
     PathFromAnywhere,
     Section,
     Text,
@@ -52,8 +53,9 @@ class Run(Section):
 class Model(Section):
     """The model. A size with the value auto comes from the preset."""
 
-    kind: Literal["gpt2", "llama", "transformer", "bert"] | None = auto(
-        "kind of model; auto: the kind of the preset, or of the folder model.weights if it gives the sizes, else gpt2"
+    kind: Literal["gpt2", "llama", "transformer", "bert"] | OwnName | None = auto(
+        "kind of model; auto: the kind of the preset, or of the folder model.weights if it gives the sizes, else gpt2; "
+        "a name: a kind of yours (docs/own_names.md)"
     )
     preset: Text | None = auto(
         "published sizes: gpt2, gpt2-medium, gpt2-large, gpt2-xl, llama3-8b, llama3-70b, llama3.1-8b, llama3.1-70b, "
@@ -175,13 +177,15 @@ class Data(Section):
         "python-stdlib, shakespeare, openwebtext or squad; hf://datasets/OWNER/NAME@REVISION/PATH of the hub; or the "
         "path of a file (text, JSON lines, CSV, TSV, Parquet, Arrow), a folder, a glob, a data set of Hugging Face on "
         "disk, or a folder of token shards; for data.task qa a file in SQuAD's format; for data.task tensors a file "
-        "(.h5, .pt, .safetensors), or synthetic:SAMPLES or synthetic:SAMPLES:SEED: random numbers of the model's sizes",
+        "(.h5, .pt, .safetensors), or synthetic:SAMPLES or synthetic:SAMPLES:SEED: random numbers of the model's "
+        "sizes; module:NAME: a class of yours (docs/own_names.md)",
     )
     task: Text | None = auto(
         "what the model predicts: lm: each next token (gpt2, llama, transformer); sft: the tokens of a response to "
         "its prompt, or of the assistant in a conversation (gpt2, llama); mlm: masked tokens (bert); qa: where the "
         "answer to a question begins and ends (bert); tensors: vectors of the target (transformer); seq2seq: a line "
-        "reversed or copied, see data.pairs (transformer); auto: the task that fits the corpus or model.kind",
+        "reversed or copied, see data.pairs (transformer); module:NAME: a class of yours (docs/own_names.md); auto: "
+        "the task that fits the corpus or model.kind",
     )
     template: Text = key(
         "{prompt}{response}", 'text of a prompt and its response (sft), such as "Question: {prompt} Answer: {response}"'

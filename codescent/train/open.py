@@ -22,6 +22,7 @@ from codescent.checkpoint.checkpoints import CheckpointError, Checkpoints, Saved
 from codescent.config.decided import compiles, with_device
 from codescent.config.effects import effective
 from codescent.config.load import flat, to_toml
+from codescent.config.own_keys import changed_code, code_facts, own_code
 from codescent.config.sections import Config
 from codescent.data.samples import AnyDataset, Source
 from codescent.data.tokenizers.bpe import is_recorded
@@ -152,9 +153,9 @@ class OpenRun:
 
 
 def connect(config: Config, this_rank: Rank) -> World:
-    """Connect this process with the other ranks. Raises UserError: see `World`."""
+    """Connect this process with the other ranks. Raises UserError: see `World`; a name of the user's code is wrong."""
     train = config.train
-    facts = {key: value for key, value in flat(config).items() if key not in OF_A_MACHINE}
+    facts = {key: value for key, value in flat(config).items() if key not in OF_A_MACHINE} | code_facts(config)
     restarts = config.parallel.restarts > 0
     parallel = config.parallel
     return World(
@@ -209,6 +210,7 @@ def open_data(
     began = world.from_first(lambda: None if folder is None else dataclasses.asdict(Began.of(saved_plan(folder))))
     began_so = None if began is None else Began(**began)
     of_device, said = laid_out(with_device(config, world.device.type), dataset, world, folder)
+    said += [] if folder is None or not resume else _changed_code(config, folder)
     settled, plan = plan_with(of_device, dataset, world.this_rank.world_size, began_so)
     config = with_device(settled, config.train.device)
     world.refuse_differences(_plan_facts(plan))
@@ -224,6 +226,13 @@ def open_data(
     compiled, ranks_here = compiles(of_device, world.device.type), world.this_rank.local_world_size
     world.from_first(lambda: machine.refuse_too_large(plan, world.device, ranks_here, compiled=compiled))
     return config, plan, dataset, said
+
+
+def _changed_code(config: Config, folder: RunFolder) -> list[str]:
+    """Warnings, on rank 0, that code of the user is not the code of the last command of the run; shown already."""
+    told = changed_code(folder.read_environment().get("own_code", {}), own_code(config))
+    warn(*told)
+    return told
 
 
 def open_run(
@@ -252,7 +261,8 @@ def open_run(
         checkpoints = Checkpoints(
             path / CHECKPOINTS, config.checkpoint.keep_last, config.checkpoint.keep_best, of_run=True
         )
-        chosen = choose(config, plan, world, environment) | {"dataset": dataset.description}
+        known = {"dataset": dataset.description, "own_code": own_code(config)}
+        chosen = choose(config, plan, world, environment) | known
         saved = _latest(checkpoints, world, before) if resume else None
         base = _base(plan, saved, world)
         run = OpenRun(
