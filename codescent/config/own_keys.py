@@ -40,7 +40,7 @@ def code_facts(config: Config) -> dict[str, str]:
 
 
 def changed_code(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """A line for each key whose code is not that of an earlier command. Both: `own_code`, as environment.json has it."""
+    """A line for each key whose code is not that of an earlier command. Both are of `own_code`."""
     lines = []
     for key, code in now.items():
         old = (before.get(key) or {}).get("sha256")
