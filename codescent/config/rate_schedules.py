@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Literal, cast
 from codescent.base import own_names
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
-from codescent.base.own_names import is_own_name
 from codescent.config.keys import Only, one_or_own, other_than
 
 if TYPE_CHECKING:
@@ -211,14 +210,14 @@ def of_schedule(key: str) -> Only:
 
 def of_optimizer(optimizer: Optimizer) -> RateSchedule:
     """The schedule that the section names. Raises UserError: a name of the user that stands for none."""
-    if is_own_name(optimizer.schedule):
-        return own_names.instance(KEY, optimizer.schedule, RateSchedule, needs=("rate",))
-    return SCHEDULES[cast(ScheduleName, optimizer.schedule)]
+    if optimizer.schedule in SCHEDULES:
+        return SCHEDULES[cast(ScheduleName, optimizer.schedule)]
+    return own_names.instance(KEY, optimizer.schedule, RateSchedule, needs=("rate",))
 
 
 def refused_schedule(optimizer: Optimizer, num_steps: int | None) -> Iterator[Problem]:
     """Problems of the schedule and its keys, as far as they are known without running code of the user."""
-    if not is_own_name(optimizer.schedule):
+    if optimizer.schedule in SCHEDULES:
         yield from of_optimizer(optimizer).refuse(optimizer, num_steps)
 
 
@@ -247,6 +246,6 @@ def learning_rate(optimizer: Optimizer, num_steps: int, num_workers: int, step: 
         return peak * (step + 1) / (optimizer.warmup_steps + 1)
     end = num_steps if optimizer.decay_steps is None else optimizer.decay_steps
     rate = of_optimizer(optimizer).rate(RatePoint(optimizer, peak, lowest, end, step))
-    if is_own_name(optimizer.schedule) and not (isinstance(rate, int | float) and 0 <= rate < math.inf):
+    if optimizer.schedule not in SCHEDULES and not (isinstance(rate, int | float) and 0 <= rate < math.inf):
         raise UserError(f"{KEY} = {optimizer.schedule}: rate of step {step} is {rate!r}; must be a number >= 0")
     return rate

@@ -210,7 +210,8 @@ def open_data(
     began = world.from_first(lambda: None if folder is None else dataclasses.asdict(Began.of(saved_plan(folder))))
     began_so = None if began is None else Began(**began)
     of_device, said = laid_out(with_device(config, world.device.type), dataset, world, folder)
-    said += [] if folder is None or not resume else _changed_code(config, folder)
+    if resume:
+        said += world.from_first(lambda: _changed_code(config, folder))
     settled, plan = plan_with(of_device, dataset, world.this_rank.world_size, began_so)
     config = with_device(settled, config.train.device)
     world.refuse_differences(_plan_facts(plan))
@@ -228,9 +229,10 @@ def open_data(
     return config, plan, dataset, said
 
 
-def _changed_code(config: Config, folder: RunFolder) -> list[str]:
-    """Warnings, on rank 0, that code of the user is not the code of the last command of the run; shown already."""
-    told = changed_code(folder.read_environment().get("own_code", {}), own_code(config))
+def _changed_code(config: Config, folder: RunFolder | None) -> list[str]:
+    """Warnings that code of the user is not the code of the last command of the run; rank 0 prints them here."""
+    before = {} if folder is None else folder.read_environment().get("own_code", {})
+    told = changed_code(before, own_code(config))
     warn(*told)
     return told
 
