@@ -1,4 +1,5 @@
-"""In: nothing. Out: the version, and the functions for users who write their own training loop (docs/own_module.md).
+"""In: nothing. Out: the version, the functions for own training loops (docs/own_module.md), and the base classes of
+what a config may name of a user's code (docs/own_names.md).
 Does not import torch before a program uses one of these functions: a program that only plans needs no torch."""
 
 from __future__ import annotations
@@ -10,7 +11,13 @@ import codescent.base.parent  # noqa: F401 - remembers the parent process, befor
 __version__ = "0.1.0"
 
 __all__ = [
+    "Documents",
     "Metrics",
+    "ModelKind",
+    "RatePoint",
+    "RateSchedule",
+    "Task",
+    "UpdateRule",
     "UserError",
     "accumulate",
     "averaged",
@@ -26,6 +33,10 @@ __all__ = [
 
 _NAMES = {
     "base.errors": ("UserError",),
+    "config.rate_schedules": ("RatePoint", "RateSchedule"),
+    "config.update_rules": ("UpdateRule",),
+    "data.text.own_documents": ("Documents",),
+    "models.own": ("ModelKind",),
     "own.distribute": ("accumulate", "clip_", "distribute"),
     "own.metrics": ("Metrics",),
     "own.profile": ("profile",),
@@ -33,10 +44,15 @@ _NAMES = {
     "own.sampler": ("sampler", "validation_sampler"),
     "own.saved": ("load", "save"),
     "own.session": ("init",),
+    "tasks.task": ("Task",),
 }
 
 if TYPE_CHECKING:
     from codescent.base.errors import UserError
+    from codescent.config.rate_schedules import RatePoint, RateSchedule
+    from codescent.config.update_rules import UpdateRule
+    from codescent.data.text.own_documents import Documents
+    from codescent.models.own import ModelKind
     from codescent.own.distribute import accumulate, clip_, distribute
     from codescent.own.metrics import Metrics
     from codescent.own.profile import profile
@@ -44,6 +60,7 @@ if TYPE_CHECKING:
     from codescent.own.sampler import sampler, validation_sampler
     from codescent.own.saved import load, save
     from codescent.own.session import init
+    from codescent.tasks.task import Task
 else:
 
     def __getattr__(name):  # noqa: ANN001, ANN202 - type checkers read the imports above

@@ -4,23 +4,26 @@ Does not import torch or start a process. `codescent plan` and the process that 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from codescent import models, tasks
+from codescent.base import own_names
 from codescent.base.command import command, how_to_tune
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.refusal import Change
 from codescent.build import Began, build, check_sizes, needs_vocab_size, on_resume, resolve, saved_plan, task_request
 from codescent.build.accept import changed
+from codescent.build.own import unread_keys
 from codescent.build.rates_so_far import SCHEDULE_KEYS, same_rates
 from codescent.checkpoint.folders import by_step
 from codescent.config import decided, effects
 from codescent.config.contradictions import beyond_the_run
 from codescent.config.load import LoadedConfig
 from codescent.config.mixture import MIXTURE
+from codescent.config.own_keys import own_names_in
 from codescent.config.sections import Config
 from codescent.config.words import KEYS, toml_value
 from codescent.data.mixture import uses, without_samples
@@ -143,6 +146,7 @@ def without_effect(loaded: LoadedConfig) -> list[str]:
     config = loaded.config
     found = dict(effects.without_effect(config))
     try:
+        found |= {key: why for key, why in unread_keys(config) if not effects.is_default(config, key)}
         of_task = dict(tasks.without_effect(task_request(config)))
     except UserError:  # the run is refused, and the refusal says why
         of_task = {}
@@ -301,10 +305,12 @@ def request_with_kept(request: tasks.TaskRequest, folder: RunFolder) -> tasks.Ta
 
 
 def refuse_moved(config: Config) -> None:
-    """Raise UserError if files that a resumed run needs, beside the corpus, are not there any more.
+    """Raise UserError if files or code that a resumed run needs, beside the corpus, are not there any more.
 
     The message has overrides with their new places. `check_same_trajectory` compares the contents there.
     """
+    if lost := list(_lost_code(config)):
+        raise UserError(*lost)
     request = task_request(config)
     weights, has_adapters = request.model.weights, effects.value_of(config, "lora.rank") is not None
     missing = {key: Path(file) for key, file in tasks.absent(request).items() if not key.endswith(".corpus")}
@@ -321,6 +327,16 @@ def refuse_moved(config: Config) -> None:
             f"{run_folder(config)}: no such folder or file: {listed}; if it was moved to a folder NEW, add to the "
             f"command: {' '.join(now)}"
         )
+
+
+def _lost_code(config: Config) -> Iterator[str]:
+    """A problem for each name of the user's code whose module is not found, with the files that the run had."""
+    names = own_names_in(config)
+    had = RunFolder.open(run_folder(config)).read_environment().get("own_code", {}) if names else {}
+    for key, name in names.items():
+        if problem := own_names.missing(key, name):
+            files = ", ".join((had.get(key) or {}).get("files", ()))
+            yield f"{problem}; the run had {files}" if files else problem
 
 
 def _in_new(file: Path, weights: Path | str | None) -> str:

@@ -112,9 +112,7 @@ def all_cases(kind: str) -> Iterator[Case]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "kind", [kind for kind, keys in KINDS.items() if keys["model"]["kind"] not in models.UNCOMPILED]
-)
+@pytest.mark.parametrize("kind", [kind for kind, keys in KINDS.items() if not models.uncompiled(keys["model"]["kind"])])
 def test_compiled_blocks_would_keep_on_cuda_what_is_declared_in_all_cases(kind: str) -> None:
     check(all_cases(kind))
 

@@ -18,9 +18,10 @@ from runs import called, codescent, make_project
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from codescent.base.errors import UserError
+from codescent.base.own_names import add_folders
 from codescent.record import RunFolder
 from codescent.train.board import Board
-from codescent.train.loggers import FAILURES_ALLOWED, Failure, Logger, Loggers, add_folders, find, load
+from codescent.train.loggers import FAILURES_ALLOWED, Failure, Logger, Loggers, find, load
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "log_to_sqlite.py"
 WRITES = """

@@ -12,10 +12,12 @@ from codescent import tasks
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.refusal import Change, Refusal, each
+from codescent.build.own import problems_of_own
 from codescent.build.resolve import Resolved, has_sizes, needs_vocab_size, resolve, resolve_into
 from codescent.build.rules import MAX_MICROBATCHES, batch_of, stages_of, unsupported
 from codescent.config.decided import with_samples
 from codescent.config.rate_schedules import end_of_decay, unread
+from codescent.config.update_rules import own_rule
 from codescent.plan import AXES, MOST_RANKS, Layout, Mesh, Scalar, Work
 from codescent.strategies import ORDER, Candidate
 from codescent.strategies.muon import decided
@@ -151,7 +153,9 @@ def _look_at_workers(
     config: Config, vocab_size: int | None, world_size: int, *, advises: bool
 ) -> tuple[list[str], Accepted | None]:
     """See `_look`. `world_size`: ranks of the mesh."""
-    problems: list[str] = []
+    problems = list(problems_of_own(config))
+    if problems:  # what follows asks this code
+        return problems, None
     resolved = resolve_into(config, vocab_size, problems)
     if resolved is None and config.train.global_batch_tokens is not None:  # the samples of a step are unknown
         return problems, None
@@ -240,6 +244,7 @@ def update_of(config: Config, mesh: Mesh) -> dict[str, Scalar]:
     return {
         **decided(optimizer.model_dump(exclude={"fused", *unread(optimizer) - SINCE_FIRST}), train.precision),
         "decay_steps": end_of_decay(optimizer, num_steps),
+        **({} if (rule := own_rule(optimizer)) is None else {"elementwise": rule.elementwise}),
         "num_workers": 1 if optimizer.scale_learning_rate == "none" else mesh.dp,
     }
 

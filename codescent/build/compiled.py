@@ -12,8 +12,8 @@ from codescent.strategies.strategy import Candidate
 def refusals(run: Candidate) -> Iterator[str]:
     """Why blocks of this plan are not compiled; a config that names them is refused for the same reasons."""
     kind = run.model.kind
-    if kind in models.UNCOMPILED:
-        yield f'model.kind = "{kind}" {models.UNCOMPILED[kind]}'
+    if why := models.uncompiled(kind):
+        yield f'model.kind = "{kind}" {why}'
     if run.mesh.pp > 1 and run.layout.schedule == "zero-bubble":
         yield 'parallel.schedule = "zero-bubble": compiled layers cannot delay the gradients of weights'
     if run.layout.recompute == "products" and run.mesh.cp > 1:

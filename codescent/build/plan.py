@@ -17,6 +17,7 @@ from codescent.build.accept import MOST_TRIED, accepted, changed
 from codescent.build.compiled import refusals
 from codescent.build.resolve import Resolved
 from codescent.build.waiting import gradients_that_wait
+from codescent.config.update_rules import state_tensors
 from codescent.operators.saved_tensors import ForwardPass
 from codescent.plan import CROSS_ENTROPY, WIDE, Objective, Parameter, Placement, Plan, Scalar, Schedule, TensorPlan
 from codescent.plan.activations import SavedTensor
@@ -38,10 +39,6 @@ from codescent.strategies.common_sums import common_sums
 
 if TYPE_CHECKING:
     from codescent.config.sections import Config
-
-ONE_STATE_TENSOR = ("sgd", "adagrad")
-"""Kinds of torch's optimizers with one state tensor per parameter. The others have two; sgd and rmsprop have one fewer
-without momentum. Of muon this is the AdamW part: the strategy Muon sets the others."""
 
 
 def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
@@ -213,15 +210,14 @@ def _tensor(parameter: Parameter, config: Config, num_microbatches: int) -> Tens
 
     Trained bf16 weights have fp32 master copies, optimizer state and sums of gradients. Frozen weights have none.
     """
-    precision, optimizer = config.train.precision, config.optimizer
-    momentum = optimizer.kind not in ("sgd", "rmsprop") or optimizer.momentum > 0
+    precision = config.train.precision
     return TensorPlan(
         parameter=parameter,
         weight_dtype=precision,
         gradient_dtype=WIDE[precision] if num_microbatches > 1 else precision,
         optimizer_dtype=WIDE[precision],
         master_dtype=WIDE[precision] if WIDE[precision] != precision and parameter.trained else "",
-        optimizer_tensors=(1 if optimizer.kind in ONE_STATE_TENSOR else 2) - (not momentum),
+        optimizer_tensors=state_tensors(config.optimizer),
         weights=Placement(),
         gradients=Placement(),
         optimizer=Placement(),

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 MAX_MICROBATCHES = 100_000
 """Largest number of micro-batches of a step, times virtual stages: a plan has an instruction for each."""
 
+_WHOLE = "optimizer.kind = {} updates whole tensors (it does not say elementwise = True), and this axis cuts them"
+
 Rule = Callable[["Config", Candidate], Iterable[str]]
 """The problems that one rule finds, of a config and the candidate of its layout."""
 
@@ -126,8 +128,10 @@ def unsupported(config: Config, resolved: Resolved, candidate: Candidate) -> Ite
     """Problems with settings that model or task do not support: layouts, generating text, torch.compile."""
     kind = resolved.model.kind
     yield from _without(resolved.shape.refuses, candidate)
+    if not candidate.update.get("elementwise", True):
+        yield from _without(dict.fromkeys(("tp", "dp_shard"), _WHOLE.format(config.optimizer.kind)), candidate)
     yield from tasks.refusals(resolved.request)
-    if config.log.sample_tokens and kind not in models.GENERATING:
+    if config.log.sample_tokens and not models.generates(kind):
         yield Refusal(
             f"log.sample_tokens = {config.log.sample_tokens}: only {' and '.join(models.GENERATING)} can generate "
             f'text, not model.kind = "{kind}"',
@@ -148,13 +152,13 @@ def unsupported(config: Config, resolved: Resolved, candidate: Candidate) -> Ite
             f"train.cuda_graphs = true: {number} micro-batches add up gradients that the next replay would overwrite",
             [Change({"train.cuda_graphs": False})],
         )
-    if config.train.cuda_graphs and kind in models.UNCOMPILED:
+    if config.train.cuda_graphs and (why := models.uncompiled(kind)):
         yield Refusal(
-            f'train.cuda_graphs = true: model.kind = "{kind}" {models.UNCOMPILED[kind]}',
+            f'train.cuda_graphs = true: model.kind = "{kind}" {why}',
             [Change({"train.cuda_graphs": False})],
         )
-    if config.train.compile not in (None, "none") and kind in models.UNCOMPILED:
+    if config.train.compile not in (None, "none") and (why := models.uncompiled(kind)):
         yield Refusal(
-            f'train.compile = "{config.train.compile}": model.kind = "{kind}" {models.UNCOMPILED[kind]}',
+            f'train.compile = "{config.train.compile}": model.kind = "{kind}" {why}',
             [Change({"train.compile": "none"})],
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from codescent.base.device_kinds import AUTO, kind_of
 from codescent.base.nearest import nearest_divisors
 from codescent.config.mixture import MIXTURE, mixture_contradictions
-from codescent.config.rate_schedules import of_optimizer
+from codescent.config.rate_schedules import refused_schedule
 
 if TYPE_CHECKING:
     from codescent.config.sections import Config
@@ -36,7 +36,7 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
             "the learning rate decays towards it",
         )
     if train.num_epochs is not None:  # else with the steps, in `beyond_the_run`
-        yield from of_optimizer(optimizer).refuse(optimizer, None)
+        yield from refused_schedule(optimizer, None)
     yield from _device_contradictions(config)
     yield from _lora_contradictions(config)
     yield from _restart_contradictions(config)
@@ -57,7 +57,7 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
 
 def beyond_the_run(config: Config) -> Iterator[Contradiction]:
     """What does not fit into `train.num_steps`: a schedule of the learning rate, a window of the profile."""
-    yield from of_optimizer(config.optimizer).refuse(config.optimizer, config.train.num_steps)
+    yield from refused_schedule(config.optimizer, config.train.num_steps)
     train = config.train
     if train.ema and train.ema_every > train.num_steps:
         yield (

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic.fields import FieldInfo
 
 from codescent.base.home import expanded, unknown_home
 from codescent.base.hub_name import PREFIX, is_hub_name, parse_dataset, parse_model
+from codescent.base.own_names import PATTERN, check_form, is_own_name
 from codescent.base.visible import is_one_line
 from codescent.base.wire_form import FORMS, read_form, text_of
 
@@ -134,6 +135,10 @@ def _check_wire(value: str) -> str:
         raise ValueError(f"must be {FORMS}") from None
 
 
+OWN_SCHEMA = WithJsonSchema({"type": "string", "pattern": PATTERN})
+"""Marks a type of names of users' code: what documentation calls "module:NAME"."""
+OwnName = Annotated[str, AfterValidator(check_form), OWN_SCHEMA]
+"""The name of a class of the user, such as mymodule:MySchedule (docs/own_names.md)."""
 Cut = Annotated[str, AfterValidator(_check_cut)]
 Period = Annotated[int | str, AfterValidator(_check_period)]
 Servers = Annotated[int, Field(ge=0, le=1024)]
@@ -168,6 +173,12 @@ def at_least(key: str, number: int) -> Only:
 def one_of(key: str, *values: str) -> Only:
     """Another key has one of the values."""
     return Only(key, lambda value: value in values, f"{key} = {' or '.join(values)}")
+
+
+def one_or_own(key: str, *values: str) -> Only:
+    """Another key has one of the values, or names a class of the user, which may read the key."""
+    words = f"{key} = {' or '.join(values)} or a name of yours"
+    return Only(key, lambda value: value in values or is_own_name(value), words)
 
 
 def other_than(key: str, excluded: Any) -> Only:

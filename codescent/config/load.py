@@ -17,12 +17,14 @@ from pydantic import ValidationError
 
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
+from codescent.base.own_names import add_folders
 from codescent.base.reading import read_text
 from codescent.config import effects
 from codescent.config.contradictions import INSTEAD, contradictions
 from codescent.config.given import Given, override_value, shown, value_problem
 from codescent.config.keys import AUTO, Section
 from codescent.config.mixture import MIXTURE, flattened, place_of, with_place
+from codescent.config.own_keys import own_names_in
 from codescent.config.sections import SECTIONS, Config, Model
 from codescent.config.toml_file import read_toml
 from codescent.config.unknown_key import unknown_key, unknown_section
@@ -76,7 +78,8 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> LoadedConfig:
     A later file or the command line replaces single keys. If it gives a preset, this also replaces the kind and the
     sizes of the model in earlier files. Sizes beside the preset win over it. If it gives a key of a pair in INSTEAD,
     this replaces the other key of the pair. If it gives a number of steps, it replaces log.expected_minutes, which was
-    for other steps.
+    for other steps. If a value names code of the user, Python will look for it in the folder of the file; it is not
+    imported.
 
     Args:
         path: a file, or the name of a shipped config ("default", with or without ".toml").
@@ -104,7 +107,16 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> LoadedConfig:
     if problems:
         raise UserError(*dict.fromkeys(map(str, problems)))
     origins = {name: given[name].origin if name in given else DEFAULT for name in KEYS}
-    return LoadedConfig(Config(**sections), origins, tuple(replaced))
+    config = Config(**sections)
+    _find_code(config, path, origins)
+    return LoadedConfig(config, origins, tuple(replaced))
+
+
+def _find_code(config: Config, path: Path | str, origins: Mapping[str, str]) -> None:
+    """Let Python find the modules that a config names: in the folders of the config and of the file with the name."""
+    if keys := [*own_names_in(config), *(["log.to"] if config.log.to is not None else [])]:
+        files = [Path(word) for word in (str(path), *(origins[key].rpartition(":")[0] for key in keys)) if word]
+        add_folders(file for file in files if not file.is_dir())
 
 
 def to_toml(config: Config) -> str:
@@ -306,10 +318,10 @@ def _validate(name: str, model: type[Section], given: Mapping[str, Given], probl
     try:
         return model.model_validate({key: value for key, value in values.items() if key not in wrong})
     except ValidationError as error:
-        for detail in error.errors(include_url=False):
+        found = [(detail, str(detail.get("ctx", {}).get("error", ""))) for detail in error.errors(include_url=False)]
+        for detail, reason in sorted(found, key=lambda one: not one[1]):  # of a union: first what has a reason
             key = str(detail["loc"][0])
-            reason = detail.get("ctx", {}).get("error")
-            wrong.setdefault(key, value_problem(values[key], KEYS[f"{name}.{key}"], reason))
+            wrong.setdefault(key, value_problem(values[key], KEYS[f"{name}.{key}"], reason or None))
         return model.model_validate({key: value for key, value in values.items() if key not in wrong})
     finally:
         problems += [_Problem(given[f"{name}.{key}"].origin, f"{name}.{key}", text) for key, text in wrong.items()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from codescent.config.keys import Section, auto, key, one_of, other_than
+from codescent.config.keys import OwnName, Section, auto, key, one_of, one_or_own, other_than
 from codescent.config.rate_schedules import DecayForm, ScheduleName, of_schedule
 
 _MUON = one_of("optimizer.kind", "muon")
@@ -14,8 +14,10 @@ _MUON = one_of("optimizer.kind", "muon")
 class Optimizer(Section):
     """The update rule and its learning rate."""
 
-    kind: Literal["adamw", "adam", "sgd", "adagrad", "adadelta", "rmsprop", "muon"] = key(
-        "adamw", "update rule; muon: Muon for the matrices of blocks, AdamW for embeddings, head, norms and biases"
+    kind: Literal["adamw", "adam", "sgd", "adagrad", "adadelta", "rmsprop", "muon"] | OwnName = key(
+        "adamw",
+        "update rule; muon: Muon for the matrices of blocks, AdamW for embeddings, head, norms and biases; a name: a "
+        "class of yours (docs/own_names.md)",
     )
     learning_rate: float = key(6e-4, "highest learning rate, reached after the warm-up", gt=0)
     min_learning_rate: float = key(
@@ -26,17 +28,17 @@ class Optimizer(Section):
     )
     weight_decay: float = key(0.1, "weight decay of matrices and embeddings; biases and norms have none", ge=0)
     beta1: float = key(
-        0.9, "decay of the mean of gradients", ge=0, lt=1, only=one_of("optimizer.kind", "adamw", "adam", "muon")
+        0.9, "decay of the mean of gradients", ge=0, lt=1, only=one_or_own("optimizer.kind", "adamw", "adam", "muon")
     )
     beta2: float = key(
         0.95,
         "decay of the mean of squared gradients",
         ge=0,
         lt=1,
-        only=one_of("optimizer.kind", "adamw", "adam", "rmsprop", "adadelta", "muon"),
+        only=one_or_own("optimizer.kind", "adamw", "adam", "rmsprop", "adadelta", "muon"),
     )
     eps: float = key(1e-8, "added to denominators", gt=0, only=other_than("optimizer.kind", "sgd"))
-    momentum: float = key(0.9, "momentum", ge=0, lt=1, only=one_of("optimizer.kind", "sgd", "rmsprop"))
+    momentum: float = key(0.9, "momentum", ge=0, lt=1, only=one_or_own("optimizer.kind", "sgd", "rmsprop"))
     fused: bool = key(
         True,
         "one kernel for the whole update, if torch has one for this update rule",
@@ -64,10 +66,10 @@ class Optimizer(Section):
     max_grad_norm: float = key(
         1.0, "gradients are clipped: times min(1, this / (global norm + 1e-6)); 0: no clipping", ge=0
     )
-    schedule: ScheduleName = key(
+    schedule: ScheduleName | OwnName = key(
         "cosine",
         "decay of the learning rate after the warm-up; wsd: none until the last steps, a share of all; "
-        "constant-cooldown: none until the last cooldown_steps",
+        "constant-cooldown: none until the last cooldown_steps; a name: a class of yours (docs/own_names.md)",
     )
     warmup_steps: int = key(
         0, "so many first steps: step s, from 0, has (s + 1) / (warmup_steps + 1) of the rate", ge=0

@@ -6,10 +6,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
+from codescent.base import own_names
 from codescent.base.counted import counted
-from codescent.config.keys import Only, one_of, other_than
+from codescent.base.errors import UserError
+from codescent.config.keys import Only, one_or_own, other_than
 
 if TYPE_CHECKING:
     from codescent.config.optimizer import Optimizer
@@ -61,6 +63,9 @@ class RatePoint:
 
 class RateSchedule:
     """A schedule of the learning rate, after the linear warm-up. This base class keeps the rate constant.
+
+    The base class of schedules of your own: `optimizer.schedule = "mymodule:MySchedule"` (docs/own_names.md). An
+    object is made once, without arguments. It keeps nothing from step to step: a resumed run asks for later steps only.
 
     Attributes:
         reads: the keys of [optimizer] that it reads, beside `learning_rate`, `warmup_steps` and `scale_learning_rate`.
@@ -193,18 +198,27 @@ SCHEDULES: Mapping[ScheduleName, RateSchedule] = {
 }
 """Every schedule by its name. No other code knows the names."""
 
+KEY = "optimizer.schedule"
+
 
 def of_schedule(key: str) -> Only:
-    """The condition of a key of [optimizer] that only some schedules read."""
+    """The condition of a key of [optimizer] that only some schedules read. One of the user may read it, too."""
     reading = [name for name, schedule in SCHEDULES.items() if key in schedule.reads]
     others = [name for name in SCHEDULES if name not in reading]
-    place = "optimizer.schedule"
-    return other_than(place, others[0]) if len(others) == 1 else one_of(place, *reading)
+    return other_than(KEY, others[0]) if len(others) == 1 else one_or_own(KEY, *reading)
 
 
 def of_optimizer(optimizer: Optimizer) -> RateSchedule:
-    """The schedule that the section names."""
-    return SCHEDULES[optimizer.schedule]
+    """The schedule that the section names. Raises UserError: a name of the user that stands for none."""
+    if optimizer.schedule in SCHEDULES:
+        return SCHEDULES[cast(ScheduleName, optimizer.schedule)]
+    return own_names.instance(KEY, optimizer.schedule, RateSchedule, needs=("rate",))
+
+
+def refused_schedule(optimizer: Optimizer, num_steps: int | None) -> Iterator[Problem]:
+    """Problems of the schedule and its keys, as far as they are known without running code of the user."""
+    if optimizer.schedule in SCHEDULES:
+        yield from of_optimizer(optimizer).refuse(optimizer, num_steps)
 
 
 def unread(optimizer: Optimizer) -> set[str]:
@@ -231,4 +245,7 @@ def learning_rate(optimizer: Optimizer, num_steps: int, num_workers: int, step: 
     if step < optimizer.warmup_steps:
         return peak * (step + 1) / (optimizer.warmup_steps + 1)
     end = num_steps if optimizer.decay_steps is None else optimizer.decay_steps
-    return of_optimizer(optimizer).rate(RatePoint(optimizer, peak, lowest, end, step))
+    rate = of_optimizer(optimizer).rate(RatePoint(optimizer, peak, lowest, end, step))
+    if optimizer.schedule not in SCHEDULES and not (isinstance(rate, int | float) and 0 <= rate < math.inf):
+        raise UserError(f"{KEY} = {optimizer.schedule}: rate of step {step} is {rate!r}; must be a number >= 0")
+    return rate

@@ -16,6 +16,7 @@ from codescent.config.keys import (
     Folder,
     FolderName,
     Functions,
+    OwnName,
     PathFromAnywhere,
     Section,
     Text,
@@ -54,8 +55,9 @@ class Run(Section):
 class Model(Section):
     """The model. A size with the value auto comes from the preset."""
 
-    kind: Literal["gpt2", "llama", "transformer", "bert"] | None = auto(
-        "kind of model; auto: the kind of the preset, or of the folder model.weights if it gives the sizes, else gpt2"
+    kind: Literal["gpt2", "llama", "transformer", "bert"] | OwnName | None = auto(
+        "kind of model; auto: the kind of the preset, or of the folder model.weights if it gives the sizes, else gpt2; "
+        "a name: a kind of yours (docs/own_names.md)"
     )
     preset: Text | None = auto(
         "published sizes: gpt2, gpt2-medium, gpt2-large, gpt2-xl, llama3-8b, llama3-70b, llama3.1-8b, llama3.1-70b, "
@@ -176,7 +178,8 @@ class Data(Section):
         "python-stdlib",
         "python-stdlib, shakespeare, openwebtext or squad; hf://datasets/OWNER/NAME/PATH of the hub; the path of a "
         "file, a folder, a glob or token shards, of the kinds in docs/data.md; for data.task tensors also "
-        "synthetic:SAMPLES or synthetic:SAMPLES:SEED, random numbers of the model's sizes",
+        "synthetic:SAMPLES or synthetic:SAMPLES:SEED, random numbers of the model's sizes; module:NAME: a class of "
+        "yours (docs/own_names.md)",
     )
     mixture: Mixture | None = auto(
         "several corpora in place of data.corpus (docs/mixtures.md): tables with a corpus, and perhaps a weight, a "
@@ -193,7 +196,8 @@ class Data(Section):
         "what the model predicts: lm: each next token (gpt2, llama, transformer); sft: the tokens of a response to "
         "its prompt, or of the assistant in a conversation (gpt2, llama); mlm: masked tokens (bert); qa: where the "
         "answer to a question begins and ends (bert); tensors: vectors of the target (transformer); seq2seq: a line "
-        "reversed or copied, see data.pairs (transformer); auto: the task that fits the corpus or model.kind",
+        "reversed or copied, see data.pairs (transformer); module:NAME: a class of yours (docs/own_names.md); auto: "
+        "the task that fits the corpus or model.kind",
     )
     template: Text = key(
         "{prompt}{response}", 'text of a prompt and its response (sft), such as "Question: {prompt} Answer: {response}"'

@@ -14,7 +14,8 @@ import tomli_w
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from codescent.config.keys import AUTO, only_of
+from codescent.base.own_names import FORM
+from codescent.config.keys import AUTO, OWN_SCHEMA, only_of
 from codescent.config.sections import SECTIONS
 
 
@@ -77,6 +78,8 @@ def _choices(kind: typing.Any, field: FieldInfo) -> list[str]:
     bounds = list(field.metadata)
     while typing.get_origin(kind) is Annotated:
         kind, *metadata = typing.get_args(kind)
+        if OWN_SCHEMA in metadata:
+            return [FORM]
         bounds += [item for found in metadata for item in getattr(found, "metadata", ())]
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         return [choice for one in typing.get_args(kind) for choice in _choices(one, field)]

@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from codescent.base.errors import UserError
+from codescent.base.own_names import FORM, is_own_name
 from codescent.models.bert.declare import KIND as BERT
 from codescent.models.gpt2.declare import KIND as GPT2
 from codescent.models.llama.declare import KIND as LLAMA
 from codescent.models.lora.declare import adapted, adapted_saved, is_adapter
+from codescent.models.own import ModelKind, build_own, own_kind, refuse_sizes
 from codescent.models.shape import Kind
 from codescent.models.shape import Shape as Shape
 from codescent.models.transformer.declare import KIND as TRANSFORMER
@@ -31,8 +33,6 @@ _KIND_OF_PRESET = {preset: kind.name for kind in _KINDS.values() for preset in k
 KINDS = tuple(_KINDS)
 GENERATING = tuple(kind.name for kind in _KINDS.values() if kind.generates)
 """Kinds whose models can generate text (see models/generate)."""
-UNCOMPILED: Mapping[str, str] = {kind.name: kind.uncompiled for kind in _KINDS.values() if kind.uncompiled}
-"""Kinds for which torch.compile is not verified, each with the reason."""
 OTHER_MODELS = "any other model trains in your own loop: docs/own_module.md"
 """What a refusal of a model says, beside the models that there are."""
 SIZES = tuple(dict.fromkeys(size for kind in _KINDS.values() for size in kind.sizes))
@@ -63,9 +63,30 @@ def preset_positions(preset: str) -> int | None:
     return positions
 
 
+def generates(kind: str) -> bool:
+    """Whether models of a kind can generate text (see models/generate)."""
+    return _known(kind).generates
+
+
+def uncompiled(kind: str) -> str:
+    """Why torch.compile is not verified for a kind; "": it is."""
+    return _known(kind).uncompiled
+
+
+def own_tasks(kind: str) -> tuple[str, ...]:
+    """The tasks of this package for which a kind of the user can be trained. Of our kinds each task says it."""
+    return own_kind(kind).tasks if is_own_name(kind) else ()
+
+
 def _known(kind: str) -> Kind:
+    if is_own_name(kind):
+        own = own_kind(kind)
+        refuse_sizes(own, SIZES)
+        return own
     if kind not in _KINDS:
-        raise UserError(f"model.kind: there is no model {kind!r}; models: {', '.join(KINDS)}; {OTHER_MODELS}")
+        raise UserError(
+            f"model.kind: there is no model {kind!r}; models: {', '.join(KINDS)}, or {FORM}; {OTHER_MODELS}"
+        )
     return _KINDS[kind]
 
 
@@ -171,8 +192,11 @@ def shape_of_facts(facts: ModelFacts) -> Shape:
 def construct(facts: ModelFacts, device: str = "meta", depths: range | None = None) -> nn.Module:
     """Build the module, or its part at `depths`. Its parameters have no values yet (see `initialize.initialize_`)."""
     kind, shape = _known(facts.kind), shape_of_facts(facts)
-    definitions = importlib.import_module(f"codescent.models.{kind.name}.module")
-    module: nn.Module = getattr(definitions, kind.module)(shape, facts.head_chunk_tokens, device, depths)
+    if isinstance(kind, ModelKind):
+        module = build_own(kind, shape, facts.head_chunk_tokens, device, depths)
+    else:
+        definitions = importlib.import_module(f"codescent.models.{kind.name}.module")
+        module = getattr(definitions, kind.module)(shape, facts.head_chunk_tokens, device, depths)
     if facts.lora is not None:
         from codescent.models.lora.module import adapt_  # noqa: PLC0415 - keeps torch out of planning
 

@@ -18,6 +18,7 @@ from codescent.base import writing
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.base.formats import unreadable
+from codescent.base.own_names import PLAN_FILE
 from codescent.base.published import published
 from codescent.base.reading import MOST_BYTES, read_bytes, read_text
 from codescent.record import memory, ranks
@@ -58,7 +59,7 @@ METRICS: tuple[str, ...] = (
 )
 INTEGERS = frozenset({"step", "tokens", "peak_memory_bytes"})
 
-PLAN = "plan.json"
+PLAN = PLAN_FILE
 ENVIRONMENT = "environment.json"
 PREDICTION = "prediction.json"
 EVENTS = "events.jsonl"

@@ -76,6 +76,12 @@ class ParameterServer(Strategy):
                 f'{said}: optimizer.kind = "muon" updates whole matrices, which are cut over the servers',
                 [Change({"optimizer.kind": "adamw"}), off],
             )
+        if not candidate.update.get("elementwise", True):
+            yield Refusal(
+                f"{said}: optimizer.kind = {candidate.update['kind']} updates whole tensors (it does not say "
+                "elementwise = True), which are cut over the servers",
+                [off],
+            )
         if layout.wire.startswith("powersgd"):
             yield Refusal(
                 f'{said}: parallel.wire = "{layout.wire}" is of use in a sum over ranks only',

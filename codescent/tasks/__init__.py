@@ -9,11 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from codescent import models
 from codescent.base.command import command
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
 from codescent.base.hub_name import is_hub_name
+from codescent.base.own_names import FORM, is_own_name
 from codescent.config.mixture import MIXTURE
 from codescent.data.samples import AnyDataset
 from codescent.data.text import corpora
@@ -24,6 +26,7 @@ from codescent.tasks.conversations import Conversations
 from codescent.tasks.language_model import LanguageModel
 from codescent.tasks.masked_tokens import MaskedTokens
 from codescent.tasks.mixture import OF_A_CORPUS, MixtureTask, of_each
+from codescent.tasks.own import own_task
 from codescent.tasks.pairs import Pairs
 from codescent.tasks.task import ScoreRequest, ShownDataset, Task, TaskRequest
 from codescent.tasks.tensors import Tensors
@@ -68,13 +71,15 @@ MOST_OPENED = 100
 
 def task_named(name: str) -> Task:
     """The task of this name. Raises UserError: there is none; the message has the nearest name."""
+    if is_own_name(name):
+        return own_task(name)
     names = [task.name for task in TASKS]
     if name in names:
         return TASKS[names.index(name)]
     near = difflib.get_close_matches(name.lower(), names, n=1)
     hint = f'; did you mean "{near[0]}"?' if near else ""
     wanted = ", ".join(f'"{task}"' for task in names)
-    raise UserError(f'data.task: given "{name}"; must be {wanted} or "auto"{hint}')
+    raise UserError(f'data.task: given "{name}"; must be {wanted}, {FORM} or "auto"{hint}')
 
 
 def task_of(request: TaskRequest) -> Task:
@@ -83,11 +88,13 @@ def task_of(request: TaskRequest) -> Task:
     """
     if request.corpora:
         return MixtureTask(task_named(str(request.data.task)))
-    fitting = [task for task in TASKS if request.kind in task.kinds]
+    fitting = [task for task in _known_to(request) if _trains(task, request.kind)]
     if request.data.task is not None:
         task = task_named(request.data.task)
-    else:
+    elif fitting:
         task = next((task for task in TASKS if task.made_for(request.data)), fitting[0])
+    else:
+        raise UserError(f'model.kind = "{request.kind}": its tasks name none of {", ".join(one.name for one in TASKS)}')
     if task not in fitting:
         raise UserError(_misfit(request, task, fitting))
     return task
@@ -99,9 +106,20 @@ def task_of_plan(plan: Plan) -> Task:
     return MixtureTask(task) if plan.task.identity.get("mixture") else task
 
 
+def _known_to(request: TaskRequest) -> tuple[Task, ...]:
+    """Every task that a run may have: those of this package, and the user's that it names."""
+    name = request.data.task
+    return (*TASKS, own_task(name)) if name is not None and is_own_name(name) else TASKS
+
+
+def _trains(task: Task, kind: str) -> bool:
+    """Whether a kind of model can be trained for a task. A kind of the user says it of the tasks of this package."""
+    return kind in task.kinds or task.name in models.own_tasks(kind)
+
+
 def _misfit(request: TaskRequest, task: Task, fitting: Sequence[Task]) -> str:
     """Why the kind of model cannot be trained for a task."""
-    kinds, names = " or ".join(task.kinds), " or ".join(one.name for one in fitting)
+    kinds, names = " or ".join(task.kinds), " or ".join(one.name for one in fitting) or "no task of codescent"
     if request.data.task is not None:
         return (
             f'data.task = "{task.name}": model.kind = "{request.kind}" is trained for {names}; take that, or '
@@ -224,7 +242,7 @@ def without_effect(request: TaskRequest) -> Iterator[tuple[str, str]]:
     task = task_of(request)
     yield from task.unused(request)
     readers: dict[str, list[str]] = {}
-    for one in TASKS:
+    for one in _known_to(request):
         for key in {f"data.{name}" for name in (*one.keys, *one.reads)}.difference(one.ignores):
             readers.setdefault(key, []).append(one.name)
     for key in {*readers, *task.ignores}:

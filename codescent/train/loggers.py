@@ -3,22 +3,15 @@ Does not decide what is logged: they get what the run folder gets. Only rank 0 o
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import inspect
-import sys
-import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
-from pathlib import Path
 from typing import Any, Protocol
 
+from codescent.base import own_names
 from codescent.base.errors import UserError
-from codescent.base.reading import read_text
-from codescent.base.secret import without_user
-from codescent.record import PLAN
 
+KEY = "log.to"
 START, METRICS, EVENT, END = "start", "metrics", "event", "end"
 """Values of the argument `kind`; docs/loggers.md describes `data` of each."""
 
@@ -98,23 +91,12 @@ class Loggers:
             logger.in_a_row = FAILURES_ALLOWED if lost else logger.in_a_row + 1
             given_up = logger.in_a_row == FAILURES_ALLOWED
             if logger.failures == 1 or given_up:
-                self.report(Failure(logger.name, kind, _words(error, logger.file), given_up))
-
-
-def add_folders(files: Iterable[Path]) -> None:
-    """Append the working directory and the folders of config files to the folders of importable modules.
-
-    Installed modules win over those in these folders. The folder of a run is left out: a run folder of somebody else
-    must not bring code along.
-    """
-    for folder in (Path.cwd(), *(file.absolute().parent for file in files)):
-        if not (folder / PLAN).is_file() and str(folder) not in sys.path:
-            sys.path.append(str(folder))
+                self.report(Failure(logger.name, kind, own_names.in_words(error, logger.file), given_up))
 
 
 def find(log_to: str | None) -> None:
     """Check that the modules of log.to exist, without running their code. Raises UserError: one does not."""
-    if problems := [problem for name in _names(log_to) if (problem := _missing(name))]:
+    if problems := [problem for name in _names(log_to) if (problem := own_names.missing(KEY, name))]:
         raise UserError(*problems)
 
 
@@ -140,61 +122,11 @@ def _names(log_to: str | None) -> list[str]:
     return [] if log_to is None else list(dict.fromkeys(name.strip() for name in log_to.split(",")))
 
 
-def _missing(name: str) -> str:
-    """Why there is no module for a function; "" if there is one, or only its import can tell. No code of it runs."""
-    above: str = ""
-    folders: Sequence[str] | None = None
-    for part in name.partition(":")[0].split("."):
-        is_top, above = not above, f"{above}.{part}".lstrip(".")
-        if above in sys.modules:
-            folders = getattr(sys.modules[above], "__path__", None)
-            continue
-        spec = _spec(above, folders) if is_top or folders is not None else None
-        if spec is None:
-            return _no_module(name) if is_top or _is_plain(folders) else ""
-        folders = spec.submodule_search_locations
-    return ""
-
-
-def _spec(module: str, folders: Sequence[str] | None) -> ModuleSpec | None:
-    """Where a module is; `folders`: those of its package. importlib's own function would import the package."""
-    found = (finder.find_spec(module, folders) for finder in sys.meta_path if hasattr(finder, "find_spec"))
-    return next((spec for spec in found if spec is not None), None)
-
-
-def _is_plain(folders: Iterable[str] | None) -> bool:
-    """Whether a package cannot add modules when it is imported: its __init__.py is missing or empty."""
-    codes = [Path(folder) / "__init__.py" for folder in folders or ()]
-    return not any(code.is_file() and read_text(code, errors="replace").strip() for code in codes)
-
-
-def _no_module(name: str) -> str:
-    module = name.partition(":")[0]
-    top = module.partition(".")[0]
-    return (
-        f"log.to = {name}: there is no module {module} in the working directory, in the folder of the config, or among "
-        f"the installed ones; run the command in the folder of {top}, or add this folder to PYTHONPATH"
-    )
-
-
 def _load(name: str) -> Logger:
-    if problem := _missing(name):
-        raise UserError(problem)
-    where, _, attribute = name.partition(":")
-    try:
-        module = importlib.import_module(where)
-    except (Exception, SystemExit) as error:
-        if isinstance(error, ModuleNotFoundError) and f"{where}.".startswith(f"{error.name}."):
-            raise UserError(_no_module(name)) from error
-        raise UserError(f"log.to = {name}: importing {where} raised {_words(error, where)}") from error
-    file = getattr(module, "__file__", None) or where
-    function = getattr(module, attribute, None)
-    if function is None:
-        near = difflib.get_close_matches(attribute, dir(module), n=1)
-        hint = f"; did you mean {where}:{near[0]}?" if near else ""
-        raise UserError(f"log.to = {name}: {file} has no function {attribute}{hint}")
+    function, file = own_names.load(KEY, name, "function")
     if not (callable(function) and _takes(function)):
-        raise UserError(f"log.to = {name}: must be a function of kind and data: def {attribute}(kind, data)")
+        attribute = name.partition(":")[2]
+        raise UserError(f"{KEY} = {name}: must be a function of kind and data: def {attribute}(kind, data)")
     return Logger(name, function, file)
 
 
@@ -205,16 +137,3 @@ def _takes(function: Callable[..., object]) -> bool:
     except (TypeError, ValueError):  # ValueError: a function of C without a signature
         return False
     return True
-
-
-def _words(error: BaseException, file: str) -> str:
-    """An exception in one line, without passwords of addresses; with the line of the user's file that raised it.
-    If no line of `file` was running: the first line that is neither this module's nor the import system's.
-    """
-    frames = traceback.extract_tb(error.__traceback__)
-    others = (__file__, importlib.__file__)
-    own = [frame for frame in frames if not frame.filename.startswith("<") and frame.filename not in others]
-    of_user = [frame for frame in own if frame.filename == file][-1:] or own[:1]
-    where = "".join(f" ({frame.filename}, line {frame.lineno})" for frame in of_user)
-    said = " ".join(str(error).split())
-    return f"{type(error).__name__}{f': {without_user(said)}' if said else ''}{where}"

@@ -23,6 +23,7 @@ from codescent.config.decided import compiles, with_device
 from codescent.config.effects import effective
 from codescent.config.hub_keys import hub_key
 from codescent.config.load import flat, to_toml
+from codescent.config.own_keys import changed_code, code_facts, own_code
 from codescent.config.sections import Config
 from codescent.data.samples import AnyDataset, Source
 from codescent.data.tokenizers.bpe import is_recorded
@@ -153,9 +154,10 @@ class OpenRun:
 
 
 def connect(config: Config, this_rank: Rank) -> World:
-    """Connect this process with the other ranks. Raises UserError: see `World`."""
+    """Connect this process with the other ranks. Raises UserError: see `World`; a name of the user's code is wrong."""
     train = config.train
-    facts = {key: value for key, value in flat(config).items() if hub_key(key) not in OF_A_MACHINE}
+    named = flat(config)
+    facts = {key: value for key, value in named.items() if hub_key(key) not in OF_A_MACHINE} | code_facts(config)
     restarts = config.parallel.restarts > 0
     parallel = config.parallel
     return World(
@@ -210,6 +212,8 @@ def open_data(
     began = world.from_first(lambda: None if folder is None else dataclasses.asdict(Began.of(saved_plan(folder))))
     began_so = None if began is None else Began(**began)
     of_device, said = laid_out(with_device(config, world.device.type), dataset, world, folder)
+    if resume:
+        said += world.from_first(lambda: _changed_code(config, folder))
     settled, plan = plan_with(of_device, dataset, world.this_rank.world_size, began_so)
     config = with_device(settled, config.train.device)
     world.refuse_differences(_plan_facts(plan))
@@ -226,6 +230,14 @@ def open_data(
     compiled, ranks_here = compiles(of_device, world.device.type), world.this_rank.local_world_size
     world.from_first(lambda: machine.refuse_too_large(plan, world.device, ranks_here, compiled=compiled))
     return config, plan, dataset, said
+
+
+def _changed_code(config: Config, folder: RunFolder | None) -> list[str]:
+    """Warnings that code of the user is not the code of the last command of the run; rank 0 prints them here."""
+    before = {} if folder is None else folder.read_environment().get("own_code", {})
+    told = changed_code(before, own_code(config))
+    warn(*told)
+    return told
 
 
 def open_run(
@@ -254,7 +266,8 @@ def open_run(
         checkpoints = Checkpoints(
             path / CHECKPOINTS, config.checkpoint.keep_last, config.checkpoint.keep_best, of_run=True
         )
-        chosen = choose(config, plan, world, environment) | {"dataset": dataset.description}
+        known = {"dataset": dataset.description, "own_code": own_code(config)}
+        chosen = choose(config, plan, world, environment) | known
         saved = _latest(checkpoints, world, before) if resume else None
         base = _base(plan, saved, world)
         run = OpenRun(

@@ -6,12 +6,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from codescent.base.device import offered, wide_dtype
 from codescent.checkpoint.box import Box
+from codescent.config.update_rules import own_rule
+from codescent.train import rule_trial
 from codescent.train.ema import Ema
 from codescent.train.host_copy import HostCopy
 from codescent.train.muon import MatrixRound, Muon
@@ -145,7 +147,7 @@ class Optimizer:
         others = [self.weights[index] for unit in self.units if unit.matrices is None for index in unit.indices]
         decayed = [weight.master for weight in others if weight.decay]
         plain = [weight.master for weight in others if not weight.decay]
-        groups: list[dict[str, object]] = [
+        groups: list[dict[str, Any]] = [
             {"params": params, "weight_decay": decay}
             for params, decay in ((decayed, config.weight_decay), (plain, 0.0))
             if params or not others  # torch needs at least one group, even if it has nothing to update
@@ -337,7 +339,7 @@ def _units(indices: Sequence[int], sizes: Sequence[int], most: int) -> Iterator[
         yield unit
 
 
-def _torch_optimizer(groups: list[dict[str, object]], config: OptimizerConfig) -> torch.optim.Optimizer:
+def _torch_optimizer(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
     rate, betas, fused = config.learning_rate, (config.beta1, config.beta2), config.fused
     match config.kind:
         case "adamw" | "muon":
@@ -352,6 +354,9 @@ def _torch_optimizer(groups: list[dict[str, object]], config: OptimizerConfig) -
             return torch.optim.Adadelta(groups, lr=rate, rho=config.beta2, eps=config.eps)
         case "rmsprop":
             return torch.optim.RMSprop(groups, lr=rate, alpha=config.beta2, momentum=config.momentum, eps=config.eps)
+    rule = own_rule(config)
+    assert rule is not None  # the section has no other values
+    return rule_trial.make(rule, groups, config)
 
 
 def _factor(sums: torch.Tensor, most: float) -> float | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from codescent.base import cause
 from codescent.base.errors import UserError
 from codescent.base.output import escape_what_a_stream_cannot_write, open_closed_streams, tolerate_write_errors, warn
+from codescent.base.own_names import in_a_sentence
 from codescent.base.published import in_words, is_full
 from codescent.base.rank import Rank
 from codescent.base.stopping import report_error
@@ -78,7 +79,8 @@ def run(words: Sequence[str], *, may_restart: bool = False) -> int:
 
             open_folder(arguments.folder)  # says so, without torch
         os.environ.update(with_short_spin(os.environ))  # before torch is imported, and for the ranks
-        code: int = getattr(import_module(f"codescent.verbs.{module}"), function)(arguments)
+        with in_a_sentence():
+            code: int = getattr(import_module(f"codescent.verbs.{module}"), function)(arguments)
         print(end="", flush=True)
     except UserError as error:
         cause.write_error_file(error, os.environ)

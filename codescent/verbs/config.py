@@ -23,6 +23,7 @@ from codescent.base.errors import UserError
 from codescent.base.hub_name import HubName
 from codescent.base.json_text import json_text
 from codescent.base.output import say
+from codescent.base.own_names import is_own_name
 from codescent.base.visible import visible
 from codescent.config.hub_keys import WEIGHTS, names_in
 from codescent.config.load import LoadedConfig, about, describe, load, shipped, to_toml
@@ -141,7 +142,7 @@ def resolved_of(arguments: Namespace) -> LoadedConfig:
     """
     ranks = getattr(arguments, "ranks", None)
     resolved = load(arguments.config, [*arguments.overrides, *([] if ranks is None else [f"parallel.ranks={ranks}"])])
-    if resolved.config.data.task is not None:
+    if resolved.config.data.task is not None and not is_own_name(resolved.config.data.task):  # which runs no code
         from codescent import tasks
 
         try:

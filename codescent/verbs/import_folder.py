@@ -153,7 +153,7 @@ def _read(folder: Folder, name: str, wrong: list[str], slices: Sequence[slice]) 
 def _next(run: Path, config: Config, missing: Sequence[str]) -> list[str]:
     """The commands that a user of an imported run may want next. `missing`: see `Task.missing_files`."""
     lines = []
-    if models.kind_of(config.model.kind, config.model.preset) in models.GENERATING and (run / TOKENIZER).is_file():
+    if models.generates(models.kind_of(config.model.kind, config.model.preset)) and (run / TOKENIZER).is_file():
         lines.append(f"to sample: {command('sample', run, '--prompt', 'Hello')}")
     return [*lines, f"to train{how_to_tune(run, missing)}"]
 
@@ -230,7 +230,7 @@ def _config(folder: Folder, run: Path, resolved: LoadedConfig, data: dict[str, A
     precision = resolved.config.train.precision
     if resolved.origins["train.precision"] == DEFAULT and len(folder.dtypes) == 1:
         precision = "bf16" if "bf16" in folder.dtypes else "fp64" if "fp64" in folder.dtypes else "fp32"
-    log = base.log if folder.kind.name in models.GENERATING else base.log.model_copy(update={"sample_tokens": 0})
+    log = base.log if models.generates(folder.kind.name) else base.log.model_copy(update={"sample_tokens": 0})
     try:
         changed = {
             "run": Run(**{**base.run.model_dump(), "name": path.name, "folder": path}),

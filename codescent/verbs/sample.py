@@ -126,7 +126,7 @@ def _find(run: Path, *, best: bool, step: int | None, ema: bool) -> tuple[Traine
     folder = RunFolder.open(run)
     kind = saved_plan(folder).model.kind
     problems = []
-    if kind not in models.GENERATING:
+    if not models.generates(kind):
         able = " and ".join(models.GENERATING)
         problems.append(f'{folder.path}: model.kind = "{kind}": only {able} can generate text')
     if not folder.tokenizer.is_file():

@@ -17,9 +17,12 @@ from typing import NoReturn
 
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
+from codescent.base.own_names import is_own_name
 from codescent.data.text import download, saved
 from codescent.data.text.forms import JSONL_SUFFIXES, READ, TEXT
-from codescent.data.text.sources import TAR_SUFFIXES, looked_at, may_hold_records
+from codescent.data.text.own_documents import OwnTexts
+from codescent.data.text.records import DocumentPiece, Reading
+from codescent.data.text.sources import TAR_SUFFIXES, looked_at, may_hold_records, read_blocks
 
 NAMES = ("python-stdlib", "shakespeare", "openwebtext")
 # Folders of the standard library that are left out: tests, installed packages, tables and help texts.
@@ -32,10 +35,21 @@ OPENWEBTEXT_SUFFIXES = (".txt", ".jsonl", ".ndjson", ".parquet", ".xz", ".gz", "
 
 @dataclass(frozen=True)
 class CorpusFile:
-    """A file of a corpus; `name` is its path inside the corpus, the same on every machine."""
+    """A file of a corpus; `name` is its path inside the corpus, the same on every machine. `own`: the documents of a
+    class of the user, which are in no file of ours."""
 
     name: str
     path: Path
+    own: OwnTexts | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the file; 0: unknown."""
+        return self.path.stat().st_size if self.own is None else 0
+
+    def blocks(self, reading: Reading, watch: Callable[[memoryview], None] | None = None) -> Iterator[DocumentPiece]:
+        """Its text, in order: see `read_blocks`. Raises UserError."""
+        return read_blocks(self.path, reading, watch) if self.own is None else self.own.blocks(watch)
 
 
 @dataclass(frozen=True)
@@ -52,12 +66,12 @@ class Corpus:
 
 def identity(corpus: str) -> str:
     """How a dataset's description names the corpus: by its name, or by the absolute path or glob."""
-    return corpus if corpus in NAMES else str(expanded(corpus).absolute())
+    return corpus if corpus in NAMES or is_own_name(corpus) else str(expanded(corpus).absolute())
 
 
 def is_present(corpus: str) -> bool:
     """Whether the corpus' text can be read without a download."""
-    if corpus == "python-stdlib":
+    if corpus == "python-stdlib" or is_own_name(corpus):
         return True
     if corpus == "shakespeare":
         return download.found(download.SHAKESPEARE) is not None
@@ -107,8 +121,10 @@ def resolve(corpus: str, advance: Callable[[int], None] = lambda _: None) -> Cor
     mixed, so that the end of the text (the validation split) resembles the rest.
 
     Raises:
-        UserError: no such corpus or path; a folder without a file; a failed download.
+        UserError: no such corpus or path; a folder without a file; a failed download; no such class of the user.
     """
+    if is_own_name(corpus):
+        return _own(corpus)
     if corpus == "python-stdlib":
         return _python_stdlib()
     if corpus == "shakespeare":
@@ -117,6 +133,12 @@ def resolve(corpus: str, advance: Callable[[int], None] = lambda _: None) -> Cor
     if corpus == "openwebtext":
         return _openwebtext(advance)
     return _files(corpus)
+
+
+def _own(corpus: str) -> Corpus:
+    """The documents of a class of the user."""
+    texts, name = OwnTexts(corpus), corpus.rpartition(":")[2]
+    return Corpus(name, (CorpusFile(corpus, Path(corpus), texts),), texts.stamp(), False, as_text=True)
 
 
 @cache  # a study asks for it once for each point, and its files stay as long as this process

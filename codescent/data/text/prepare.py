@@ -38,7 +38,6 @@ from codescent.data.text.request import (
 )
 from codescent.data.text.scan import Scan, scan
 from codescent.data.text.shards import ShardWriter
-from codescent.data.text.sources import read_blocks
 from codescent.data.tokenizers import bpe
 from codescent.data.tokenizers.tokenizer import NO_END, CharTokenizer, Tokenizer, document_end, load, token_dtype
 
@@ -165,7 +164,7 @@ class _Preparation:
         if path.exists() and not known:
             warn(f"{path}: damaged, or of an earlier version: preparing starts from the beginning")
         writing.empty_folder(self.handle)
-        size_bytes = sum(source.path.stat().st_size for source in corpus.sources)
+        size_bytes = sum(source.size_bytes for source in corpus.sources)
         num_threads = self.num_workers or available_cores()
         with stage(f"reading {corpus.name}", size_bytes, self.progress) as advance:
             counted = scan(corpus, self._reading(corpus), self.request.kind == "char", num_threads, advance)
@@ -255,7 +254,7 @@ class _Preparation:
 
     def _blocks(self, corpus: Corpus) -> Iterator[DocumentPiece]:
         for source in corpus.sources:
-            yield from read_blocks(source.path, self._reading(corpus))
+            yield from source.blocks(self._reading(corpus))
 
     def _reading(self, corpus: Corpus) -> Reading:
         return Reading(self.request.text_key, self.request.as_text or corpus.as_text)

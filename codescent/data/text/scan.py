@@ -18,7 +18,7 @@ from codescent.data.text import columnar
 from codescent.data.text.corpora import Corpus, CorpusFile
 from codescent.data.text.forms import COLUMNAR, JSON_LINES, READ
 from codescent.data.text.records import Noticed, Reading
-from codescent.data.text.sources import AS_TEXT, looked_at, read_blocks
+from codescent.data.text.sources import AS_TEXT, looked_at
 
 MAX_PROBLEMS = 20
 NUM_CODE_POINTS = 0x110000
@@ -166,7 +166,7 @@ def _scan_file(
         advance(len(data))
 
     noticed = Noticed()
-    for text, ends_document in read_blocks(source.path, replace(reading, noticed=noticed), watch):
+    for text, ends_document in source.blocks(replace(reading, noticed=noticed), watch):
         characters += len(text)
         documents += ends_document
         if with_alphabet:

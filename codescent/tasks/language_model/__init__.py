@@ -55,4 +55,4 @@ class LanguageModel(TextTask):
         """See `Task`; for a decoder the loss, perplexity and bits per byte of the whole text."""
         from codescent.tasks.language_model.evaluate import score_text  # noqa: PLC0415 - planning does without torch
 
-        return score_text(request) if request.task.kind in models.GENERATING else super().score(request)
+        return score_text(request) if models.generates(request.task.kind) else super().score(request)

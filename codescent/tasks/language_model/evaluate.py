@@ -18,7 +18,6 @@ from codescent.data.prepared import TOKENIZER
 from codescent.data.text import corpora
 from codescent.data.text.dataset import Dataset
 from codescent.data.text.records import Reading
-from codescent.data.text.sources import read_blocks
 from codescent.data.tokenizers.tokenizer import REPLACEMENT, Tokenizer, document_end
 from codescent.tasks.score import fitting
 from codescent.tasks.scores import Scores
@@ -141,7 +140,7 @@ def _encoded(data: Path, request: ScoreRequest) -> tuple[Tokens, int, list[str]]
 def _documents(data: Path, reading: Reading) -> Iterator[str]:
     parts: list[str] = []
     for source in corpora.resolve(str(data)).sources:
-        for block in read_blocks(source.path, reading):
+        for block in source.blocks(reading):
             parts.append(block.text)
             if block.ends_document:
                 yield "".join(parts)

@@ -1,0 +1,75 @@
+"""In: a config that names a schedule or an update rule of the user. Out: what they refuse; rates that are no rates.
+Does not import the code of other names: tasks and models do when they look for theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from codescent.base.errors import UserError
+from codescent.base.own_names import is_own_name
+from codescent.config.optimizer import Optimizer
+from codescent.config.rate_schedules import RateSchedule, learning_rate, of_optimizer, unread
+from codescent.config.update_rules import KEY, own_rule
+
+if TYPE_CHECKING:
+    from codescent.config.sections import Config
+
+OF_RULES = frozenset(("beta1", "beta2", "eps", "momentum"))
+"""Keys that only some update rules read."""
+MOST_TRIED = 10_000
+"""So many rates are computed at most before a run begins."""
+
+
+def problems_of_own(config: Config) -> Iterator[str]:
+    """Problems of the update rule and the schedule of the user."""
+    yield from _of_rule(config.optimizer)
+    yield from _of_schedule(config)
+
+
+def _of_rule(optimizer: Optimizer) -> Iterator[str]:
+    """Problems of an update rule of the user: its name, and what it refuses."""
+    try:
+        rule = own_rule(optimizer)
+        refused = [] if rule is None else rule.refuse(optimizer)
+        yield from (f"{KEY} = {optimizer.kind}: {problem}" for problem in refused)
+    except UserError as error:
+        yield from error.problems
+
+
+def _of_schedule(config: Config) -> Iterator[str]:
+    """Problems of a schedule of the user: its name, what it refuses, a rate that is no number >= 0."""
+    optimizer, train = config.optimizer, config.train
+    if not is_own_name(optimizer.schedule):
+        return
+    try:
+        schedule = of_optimizer(optimizer)
+        num_steps = train.num_steps if train.num_epochs is None else None  # None: unknown before the data is prepared
+        refused = [f"{keys[0]}: {problem}" for keys, problem in schedule.refuse(optimizer, num_steps)]
+        yield from refused
+        if not refused:
+            _try_rates(schedule, optimizer, train.num_steps)
+    except UserError as error:
+        yield from error.problems
+
+
+@lru_cache(maxsize=4)  # a search asks for each layout
+def _try_rates(schedule: RateSchedule, optimizer: Optimizer, num_steps: int) -> None:
+    """Compute rates of steps over the whole run, the first and the last among them. Raises UserError: a wrong one."""
+    for number in range(count := min(num_steps, MOST_TRIED)):
+        learning_rate(optimizer, num_steps, 1, number * (num_steps - 1) // max(1, count - 1))
+
+
+def unread_keys(config: Config) -> Iterator[tuple[str, str]]:
+    """Keys of [optimizer] that the user's schedule and update rule do not read, each with the reason as a clause.
+
+    Raises:
+        UserError: one of them cannot be found.
+    """
+    optimizer = config.optimizer
+    if is_own_name(optimizer.schedule):
+        yield from ((f"optimizer.{key}", f"is not read by {optimizer.schedule}") for key in sorted(unread(optimizer)))
+    if (rule := own_rule(optimizer)) is not None:
+        others = sorted(OF_RULES.difference(rule.reads))
+        yield from ((f"optimizer.{key}", f"is not read by {optimizer.kind}") for key in others)
