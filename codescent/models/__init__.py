@@ -31,6 +31,8 @@ _KIND_OF_PRESET = {preset: kind.name for kind in _KINDS.values() for preset in k
 KINDS = tuple(_KINDS)
 GENERATING = tuple(kind.name for kind in _KINDS.values() if kind.generates)
 """Kinds whose models can generate text (see models/generate)."""
+SEPARATING = tuple(kind.name for kind in _KINDS.values() if kind.separates)
+"""Kinds whose models keep the documents of a sample apart (data.documents)."""
 UNCOMPILED: Mapping[str, str] = {kind.name: kind.uncompiled for kind in _KINDS.values() if kind.uncompiled}
 """Kinds for which torch.compile is not verified, each with the reason."""
 OTHER_MODELS = "any other model trains in your own loop: docs/own_module.md"

@@ -54,6 +54,7 @@ METRICS: tuple[str, ...] = (
     "staleness_max",
     "consensus",
     "val_loss_ema",
+    "padding",
 )
 INTEGERS = frozenset({"step", "tokens", "peak_memory_bytes"})
 HEADER = ",".join(METRICS) + "\n"

@@ -169,6 +169,8 @@ def refusals(request: TaskRequest) -> Iterator[str]:
     """Messages: why the task, the model and the keys of [data] cannot be combined."""
     task = task_of(request)
     yield from task.refuse(request)
+    if request.data.documents == "separate":
+        yield from task.refuse_documents(request)
     if not request.data.as_text:
         yield from (f"{held}; {reader}; {AS_TEXT}" for held, reader in _held_beside(request, task))
     for other in TASKS:
@@ -184,6 +186,7 @@ def without_effect(request: TaskRequest) -> Iterator[tuple[str, str]]:
     for one in TASKS:
         for key in {f"data.{name}" for name in (*one.keys, *one.reads)}.difference(one.ignores):
             readers.setdefault(key, []).append(one.name)
+    readers.pop("data.documents")  # a task without documents refuses them
     for key in {*readers, *task.ignores}:
         if key in task.ignores or task.name not in readers[key]:
             only = f"needs data.task = {' or '.join(readers[key])}" if key in readers else "is for tasks with tokens"

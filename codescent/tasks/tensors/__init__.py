@@ -43,6 +43,7 @@ class Tensors(Task):
     aim = "predict the vectors of the target"
     form = "tensors"
     kinds = ("transformer",)
+    undivided = "a sample is vectors, and its length is fixed"
     reads = ("format",)
     ignores = (
         "data.tokenizer",
