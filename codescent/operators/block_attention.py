@@ -100,7 +100,8 @@ def _attend_backward_each(
     if begins_BT is None:
         return _attend_backward(d_y_BTD, qkv_EPTK, kept, _Seen(window))
     samples = len(begins_BT)
-    parts = d_y_BTD.chunk(samples), qkv_EPTK.chunk(samples, 1), [[]] * samples
+    nothing_kept: list[list[Tensor]] = [[]] * samples
+    parts = d_y_BTD.chunk(samples), qkv_EPTK.chunk(samples, 1), nothing_kept
     return torch.cat([_attend_backward(*one) for one in _samples(window, begins_BT, *parts)])
 
 
@@ -188,7 +189,7 @@ def _attend_backward(d_y_BTD: Tensor, qkv_EPTK: Tensor, kept: list[Tensor], seen
 
 # The same attention, opaque to torch.compile: its kernels for these products are no faster, and its SDPA is slower.
 @torch.library.custom_op("codescent::block_attention", mutates_args=())
-def block_attention_op(qkv_BTGEK: Tensor, window: int, begins_BT: Tensor | None) -> tuple[Tensor, Tensor]:
+def block_attention_op(qkv_BTGEK: Tensor, window: int, begins_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The attention output [B, T, D], and the projections by head, [E, P, T, K], which backward reads."""
     y_BTD, qkv_EPTK, _ = _attend_each(products.widened(qkv_BTGEK), False, window, begins_BT)
     y_BTD, qkv_EPTK = y_BTD.to(qkv_BTGEK.dtype), qkv_EPTK.to(qkv_BTGEK.dtype)
@@ -205,7 +206,7 @@ def _block_attention_backward_op(d_y_BTD: Tensor, qkv_EPTK: Tensor, window: int,
 
 
 @block_attention_op.register_fake
-def _attention_shapes(qkv_BTGEK: Tensor, window: int, begins_BT: Tensor | None) -> tuple[Tensor, Tensor]:
+def _attention_shapes(qkv_BTGEK: Tensor, window: int, begins_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
     batch, length, groups, rows, head_dim = qkv_BTGEK.shape
     y_BTD = qkv_BTGEK.new_empty(batch, length, groups * (rows - 2) * head_dim)
     return y_BTD, qkv_BTGEK.new_empty(rows, batch * groups, length, head_dim)
