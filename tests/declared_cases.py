@@ -21,6 +21,7 @@ def case(
     head_chunk_tokens: int = 1024,
     lora: dict[str, Any] | None = None,
     optimizer: dict[str, Any] | None = None,
+    documents: str = "joined",
     **parallel: int | str | bool,
 ) -> Case:
     """A layout, and the ranks that are looked at: the first of each pipeline stage, and the last of all."""
@@ -32,7 +33,7 @@ def case(
         "model": sizes,
         "lora": lora or {},
         "optimizer": optimizer or {},
-        "data": {"task": task},
+        "data": {"task": task, "documents": documents},
         "train": {
             "global_batch_size": 2 * microbatches * degrees["dp_replicate"] * degrees["dp_shard"],
             "microbatch_size": 2,

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from codescent.build import build
 from codescent.config.sections import Config
+from codescent.data.documents import separate_samples
 from codescent.data.loader import Batch, Portion
 from codescent.plan import Collective, Instruction, Plan, Verb
 from codescent.strategies.wire import Channel, PendingSum
@@ -102,6 +103,8 @@ class FixedLoader:
         batches = [Batch(row[:, :-1], row[:, 1:]) for row in torch.randint(0, VOCAB, sizes)]
         if self.plan.model.kind == "bert":
             batches = [self._of_bert(batch) for batch in batches]
+        if self.plan.task.documents:
+            batches = [Batch.of(separate_samples(one.inputs.numpy(), one.targets.numpy(), 0)) for one in batches]
         replicas = self.plan.mesh.dp_replicate if self.plan.apart else 1
         return Portion(batches, self.work.tokens, self.work.tokens // replicas)
 

@@ -32,6 +32,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "llama with a window, three blocks of queries": {
         "model": {"kind": "llama", "num_layers": 1, "seq_len": 300, "hidden_dim": 256, "window": 100}
     },
+    "gpt2, documents": {"model": GPT2, "documents": "separate"},
+    "llama, documents": {"model": LLAMA, "documents": "separate"},
     "mlm": {"model": BERT, "task": "mlm"},
     "mlm in chunks": {"model": BERT, "task": "mlm", "head_chunk_tokens": 4},
     "mlm, the embedding in chunks": {"model": BERT, "task": "mlm", "head_chunk_tokens": 8},
@@ -85,6 +87,8 @@ IN_LAYOUTS = (
     "llama",
     "llama as qwen 3",
     "llama as olmo 2",
+    "gpt2, documents",
+    "llama, documents",
     "mlm",
     "qa",
     "transformer tied last relu",
@@ -239,6 +243,10 @@ QUICK = {
     ),
     "llama with a window-cp": lambda: of_kind("llama with a window", 0.0, LAYOUTS["cp x tp"]),
     "llama with a window, blocks": lambda: of_kind("llama with a window, three blocks of queries"),
+    "gpt2, documents": lambda: of_kind("gpt2, documents", 0.0),
+    "gpt2, documents-cp x tp": lambda: of_kind("gpt2, documents", 0.0, LAYOUTS["cp x tp"], recompute="full"),
+    "llama, documents-pp": lambda: of_kind("llama, documents", 0.0, LAYOUTS["pp"], recompute="products"),
+    "gpt2, documents-dropout": lambda: of_kind("gpt2, documents", 0.1, recompute="selective"),
     "pairs-full": lambda: of_kind("pairs, not causal", 0.0, LAYOUTS["pp"], recompute="full"),
     "adapters": lambda: of_kind("gpt2", 0.1, {"tp": 2}, lora=ADAPTERS["some"]),
     "large": lambda: case("fp32", model=LARGE),

@@ -132,6 +132,9 @@ QUICK = [
     Case("llama", "bf16", "products", "", "zero-bubble"),
     Case("llama", "fp32", "selective", "", "tp"),  # torch has a formula, and no kernel, for groups of heads
     Case("gpt2", "fp64", "products", "", "tp"),
+    Case("gpt2-documents", "bf16", "none", "", "cp ring"),
+    Case("gpt2-documents", "bf16", "products", "", "tp"),
+    Case("gpt2-documents", "fp32", "selective", "", ""),
     Case("pairs", "fp64", "none", "", "zero-bubble"),
     Case("pairs", "fp32", "products", "", ""),
     Case("mlm", "bf16", "none", "", "tp whole"),

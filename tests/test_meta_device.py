@@ -30,6 +30,7 @@ from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.build import build
 from codescent.config.sections import Config
 from codescent.models.part import Part
+from codescent.operators.saved_attention import FEW_DOCUMENTS
 from codescent.plan import Plan
 from codescent.strategies import ThisRank, active
 
@@ -52,6 +53,7 @@ KINDS: dict[str, dict[str, dict[str, Any]]] = {
     "llama-olmo 2": {
         "model": {"kind": "llama", **ONE, "num_kv_heads": 2, "ffn_dim": 96, "qk_norm": "all", "norm": "output"}
     },
+    "gpt2-documents": {"model": {"kind": "gpt2", **ONE}, "data": {"documents": "separate"}},
     "transformer": {"model": TWO | {"ffn_dim": 96}},
     "pairs": {
         "model": TWO | {"ffn_dim": 96, "embedding": "untied", "causal": False},
@@ -182,6 +184,8 @@ def batch(kind: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, dict[str, Tens
             extras = {"source_lengths_B": numbers(BATCH), "target_lengths_B": numbers(BATCH)}
         case "mlm" | "qa":
             extras = {"segments_BT": numbers(BATCH, LENGTH), "lengths_B": numbers(BATCH)}
+        case "gpt2-documents":
+            extras = {"begins_BT": numbers(BATCH, LENGTH), "ends_BM": numbers(BATCH, FEW_DOCUMENTS)}
         case _:
             extras = {}
     return numbers(BATCH, LENGTH), numbers(BATCH, 2 if kind == "qa" else LENGTH), extras

@@ -89,6 +89,25 @@ def test_a_sample_of_the_mixture_is_that_of_its_corpus(inside: Path) -> None:
         source.read(np.array([source.num_samples]))
 
 
+def test_documents_of_all_corpora_are_kept_apart(inside: Path) -> None:
+    """Samples of one corpus have more documents than those of another: their ends do not fit into one array."""
+    for name, words in (("short", 2), ("long", 300)):
+        lines = [json.dumps({"text": "ab" * words}) for _ in range(6000 // words)]
+        Path(f"{name}.jsonl").write_text("\n".join(lines))
+    corpora = 'data.mixture=[{corpus="short.jsonl", weight=1}, {corpus="long.jsonl", weight=1}]'
+    source = opened(corpora, "data.documents=separate").source("train", 64, 64)
+    short, long = source.corpora.values()
+    both = source.read(np.array([0, short.num_samples]))
+    for row, one in enumerate((short, long)):
+        alone = one.read(np.array([0]))
+        assert np.array_equal(both.targets[row], alone.targets[0])
+        assert np.array_equal(both.extras["begins_BT"][row], alone.extras["begins_BT"][0])
+        ends, width = both.extras["ends_BM"][row], alone.extras["ends_BM"].shape[1]
+        assert np.array_equal(ends[:width], alone.extras["ends_BM"][0])
+        assert (ends[width:] == 64).all()
+    assert len(both.extras["ends_BM"][1]) > long.read(np.array([0])).extras["ends_BM"].shape[1]
+
+
 def test_weights_of_sizes_follow_the_temperature(inside: Path) -> None:
     """T = 1 is a concatenation: every corpus has equally many epochs. A high T takes all corpora equally often."""
     words = ['data.mixture=[{corpus="corpus.txt"}, {corpus="digits.txt"}, {corpus="tiny.txt"}]']

@@ -152,7 +152,7 @@ def test_a_damaged_line_in_the_middle_is_named(run: RunFolder) -> None:
         lines = (run.path / name).read_text().splitlines(keepends=True)
         lines[2] = "what,is,this\n"
         (run.path / name).write_text("".join(lines))
-    with pytest.raises(UserError, match=r"metrics\.csv line 3: not a row of 25 numbers"):
+    with pytest.raises(UserError, match=r"metrics\.csv line 3: not a row of 26 numbers"):
         run.read_metrics()
     with pytest.raises(UserError, match=r"events\.jsonl line 3"):
         run.read_events()

@@ -120,6 +120,7 @@ def _forward_pass(run: Candidate | Plan, objective: Objective = CROSS_ENTROPY) -
         head_tokens=round(work.microbatch_size * work.positions(-1) * run.task.head_share) // mesh.cp,
         chunk_tokens=model.head_chunk_tokens,
         padded=run.task.extras,
+        documents=run.task.documents,
         selects=mesh.cp > 1,
         splits=mesh.cp > 1 or (mesh.tp > 1 and run.layout.sequence_parallel),
         defers=mesh.pp > 1 and run.layout.defers_weights and model.lora is None,  # adapters do not

@@ -152,6 +152,12 @@ def unsupported(config: Config, resolved: Resolved, candidate: Candidate) -> Ite
             f"train.cuda_graphs = true: {number} micro-batches add up gradients that the next replay would overwrite",
             [Change({"train.cuda_graphs": False})],
         )
+    if config.train.cuda_graphs and candidate.task.documents:
+        yield Refusal(
+            'train.cuda_graphs = true: with data.documents = "separate" the number of documents changes from step to '
+            "step, and a graph replays equal sizes",
+            [Change({"train.cuda_graphs": False}), Change({"data.documents": "joined"})],
+        )
     if config.train.cuda_graphs and (why := models.uncompiled(kind)):
         yield Refusal(
             f'train.cuda_graphs = true: model.kind = "{kind}" {why}',

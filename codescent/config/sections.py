@@ -241,6 +241,12 @@ class Data(Section):
     as_text: bool = key(
         False, "true: every file is plain text, even if its content looks like JSON, CSV or another form"
     )
+    documents: Literal["joined", "separate"] = key(
+        "joined",
+        "joined: attention, positions and losses go on from one document of a text to the next (lm), and a sample has "
+        "one conversation (sft); separate: they end with each document (lm), and a sample has as many conversations "
+        "as fit (sft)",
+    )
     validation: Corpus | None = auto(
         "what the model is validated on: anything that data.corpus can be; the whole corpus is then for training; "
         "auto: the end of the corpus (data.validation_fraction); for data.task qa SQuAD's dev-v1.1.json"

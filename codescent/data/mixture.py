@@ -15,7 +15,7 @@ from codescent.base.counted import counted
 from codescent.base.sealed import digest
 from codescent.data.mixed_order import MixedOrder
 from codescent.data.order import Sampler, StepOrder
-from codescent.data.samples import AnyDataset, Numbers, Samples, Source, in_range
+from codescent.data.samples import AnyDataset, Numbers, PaddedSource, Samples, Source, in_range
 
 DIGITS = 9
 """Weights of sizes have so many: another library of mathematics may round the last ones otherwise."""
@@ -50,9 +50,10 @@ class MixedSource:
         def joined(of: str, name: str = "") -> Any:
             parts = [(rows, getattr(piece, of)) for rows, piece in pieces]
             arrays = [(rows, part[name] if name else part) for rows, part in parts]
-            out = np.empty((count, *arrays[0][1].shape[1:]), arrays[0][1].dtype)
-            for rows, array in arrays:
-                out[rows] = array
+            widest = max((array for _, array in arrays), key=lambda array: array.shape[1:])
+            out = np.empty((count, *widest.shape[1:]), widest.dtype)
+            for rows, array in arrays:  # a corpus with fewer documents in a sample ends more of them at the last place
+                out[rows] = array if array.shape[1:] == widest.shape[1:] else _widened(array, widest.shape[1])
             return out
 
         extras = {name: joined("extras", name) for name in first.extras}
@@ -88,6 +89,24 @@ class MixedSource:
             for corpus in (np.unique(corpora).tolist() or [0])
             for rows in [np.flatnonzero(corpora == corpus)]
         ]
+
+
+class PaddedMixture(MixedSource):
+    """The same, of corpora whose samples have padding; see `PaddedSource`."""
+
+    def padding(self, numbers: Numbers) -> Numbers:
+        """See `PaddedSource`."""
+        out = np.zeros(len(numbers), np.int64)
+        for corpus, rows, inside in self._divided(numbers):
+            source = self._sources[corpus]
+            if isinstance(source, PaddedSource):
+                out[rows] = source.padding(inside)
+        return out
+
+
+def _widened(array: Numbers, width: int) -> Numbers:
+    """[n, M] with its last column again, up to `width` columns."""
+    return np.pad(array, ((0, 0), (0, width - array.shape[1])), mode="edge")
 
 
 @dataclass(frozen=True)
@@ -134,7 +153,8 @@ class MixedDataset:
         if (seq_len, num_targets) not in self._shares:
             train = found.values() if split == "train" else self._train(seq_len, num_targets)
             self._shares[seq_len, num_targets] = self._shares_of([source.num_samples for source in train])
-        return MixedSource(split, found, self._shares[seq_len, num_targets])
+        mixed = PaddedMixture if any(isinstance(one, PaddedSource) for one in found.values()) else MixedSource
+        return mixed(split, found, self._shares[seq_len, num_targets])
 
     def _train(self, seq_len: int, num_targets: int) -> list[Source]:
         """The training samples of each corpus; nothing is read if their sizes decide nothing."""

@@ -7,12 +7,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 Numbers = npt.NDArray[np.int64]
+NO_TARGET = -1  # target of a position without a loss
 
 
 def in_range(numbers: npt.NDArray[np.integer[Any]], count: int, name: str) -> Numbers:
@@ -57,6 +58,14 @@ class Source(Protocol):
 
     def losses(self, numbers: Numbers) -> Numbers:
         """Number of losses of each of these samples. The mean loss of a step divides by their sum."""
+
+
+@runtime_checkable
+class PaddedSource(Source, Protocol):
+    """A source whose samples have padding."""
+
+    def padding(self, numbers: Numbers) -> Numbers:
+        """How many positions of each of these samples are padding."""
 
 
 class AnyDataset(Protocol):

@@ -33,6 +33,8 @@ _KIND_OF_PRESET = {preset: kind.name for kind in _KINDS.values() for preset in k
 KINDS = tuple(_KINDS)
 GENERATING = tuple(kind.name for kind in _KINDS.values() if kind.generates)
 """Kinds whose models can generate text (see models/generate)."""
+SEPARATING = tuple(kind.name for kind in _KINDS.values() if kind.separates)
+"""Kinds whose models keep the documents of a sample apart (data.documents)."""
 OTHER_MODELS = "any other model trains in your own loop: docs/own_module.md"
 """What a refusal of a model says, beside the models that there are."""
 SIZES = tuple(dict.fromkeys(size for kind in _KINDS.values() for size in kind.sizes))

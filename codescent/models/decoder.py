@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from codescent.models.part import Part
 from codescent.models.saved_blocks import DROPOUT_SITES
 from codescent.operators.cache import KVCache, LayerCache
+from codescent.operators.documents import Documents
 from codescent.operators.dropout import drop
 
-# Shapes: B samples, T positions, D hidden_dim, V vocab_size; C = head_dim / 2 of rotary positions.
+# Shapes: B samples, T positions, D hidden_dim, V vocab_size; C = head_dim / 2 of rotary positions; M documents of a
+# sample, N of all samples.
 
 
 class ResidualBlock(nn.Module):
@@ -80,14 +82,18 @@ class Block(ResidualBlock):
         padding_BT: Tensor | None = None,
         cache: LayerCache | None = None,
         turns_TC2: Tensor | None = None,
+        begins_BT: Tensor | None = None,
+        offsets_N: Tensor | None = None,
     ) -> Tensor:
         """The residual stream x after this layer.
 
         `keys_3B`: dropout keys of the three sites; None: no dropout. `rows_T`: positions of the rows of x; None: all.
-        The other arguments are those of `Attention.forward`.
+        The other arguments are those of `Attention.forward`; of its documents both tensors.
         """
+        documents = None if begins_BT is None else Documents(begins_BT, offsets_N)
         keys = (None,) * self.SITES if keys_3B is None else keys_3B.unbind(0)
-        x_BTD = self.residual(self.attn, self.norm_1, x_BTD, keys[1], rows_T, keys[0], padding_BT, cache, turns_TC2)
+        reads = keys[0], padding_BT, cache, turns_TC2, documents
+        x_BTD = self.residual(self.attn, self.norm_1, x_BTD, keys[1], rows_T, *reads)
         return self.residual(self.mlp, self.norm_2, x_BTD, keys[2], rows_T)
 
 
@@ -101,7 +107,9 @@ class Decoder(Part):
     ties_head = True
     head: nn.Linear
 
-    def angles(self, inputs: Tensor, positions_BT: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    def angles(
+        self, inputs: Tensor, positions_BT: Tensor | None, dtype: torch.dtype, documents: Documents | None = None
+    ) -> Tensor | None:
         """Rotary angles for attention; None: no rotation. `positions_BT`: positions of the inputs, with a cache."""
         return None
 
@@ -114,17 +122,23 @@ class Decoder(Part):
         loss_scale: float = 1.0,
         counts: Sequence[int] | None = None,
         lengths_B: Tensor | None = None,
+        begins_BT: Tensor | None = None,
+        ends_BM: Tensor | None = None,
     ) -> Tensor:
         """See `Part`.
 
         Args:
             inputs: tokens int64 [B, T], or activations.
-            targets_BT: int64: the next token at each position. With `lengths_B`, a negative target has no loss.
+            targets_BT: int64: the next token at each position. With `lengths_B` or documents, a negative target has no
+                loss.
             cache: key/value cache of earlier tokens. With a cache, the logits [B, V] are of each row's last token only.
             loss_scale: 1 / (target tokens of the global batch).
             counts: with a cache, how many of the T tokens are real in each row (the rest is padding at the end).
             lengths_B: tokens of each sample before the padding; None: no padding. The causal mask hides the padding.
+            begins_BT, ends_BM: the documents of each sample (see `data.documents`): positions begin again at each, and
+                no token sees another document. None: a sample is one document.
         """
+        documents = None if begins_BT is None or ends_BM is None else Documents.of(begins_BT, ends_BM)
         x_BTD, tied_gradient_VD, positions_BT, last_B = inputs, None, None, None
         keys_SB = self.dropout_keys(len(inputs))
         if cache is not None:
@@ -132,14 +146,16 @@ class Decoder(Part):
             x_BTD = self.tok(inputs) if self.pos is None else self.tok(inputs) + self.pos(positions_BT)
         elif self.embeds:
             x_BTD, tied_gradient_VD = self.embed(inputs, tied=self.ties_head and targets_BT is not None)
-            if self.pos is not None:
+            if self.pos is not None and documents is not None:
+                x_BTD = x_BTD + self.pos(self.select_places(documents.positions_BT, self.rows_T))
+            elif self.pos is not None:
                 x_BTD = x_BTD + self.select_rows(self.pos.weight, x_BTD.shape[1])
-        turns_TC2 = self.angles(inputs, positions_BT, x_BTD.dtype)
+        turns_TC2 = self.angles(inputs, positions_BT, x_BTD.dtype, documents)
         if self.embeds and keys_SB is not None:
             x_BTD = drop(x_BTD, keys_SB[0], self.shape.dropout, self.rows_T)
         for layer, block, keys_3B in self.each_block(keys_SB):
             layer_cache = None if cache is None else cache.layers[layer]
-            x_BTD = block(x_BTD, keys_3B, self.rows_T, None, layer_cache, turns_TC2)
+            x_BTD = block(x_BTD, keys_3B, self.rows_T, None, layer_cache, turns_TC2, *(documents or ()))
         if not self.ends:
             return x_BTD
         x_BTD, weight_VD = self.norm(x_BTD), self.tok.weight if self.ties_head else self.head.weight
@@ -147,5 +163,5 @@ class Decoder(Part):
             targets_BT = self.select_tokens(targets_BT)
         elif last_B is not None:
             x_BTD = x_BTD[torch.arange(len(x_BTD), device=x_BTD.device), last_B]
-        skips = lengths_B is not None
+        skips = lengths_B is not None or documents is not None
         return self.predict(x_BTD, weight_VD, targets_BT, loss_scale, tied_gradient_VD, skip_negative=skips)

@@ -111,7 +111,11 @@ class Part(nn.Module):
 
     def select_tokens(self, tokens_BT: Tensor) -> Tensor:
         """Select the tokens at the positions that this rank reads."""
-        return tokens_BT if self.tokens_T is None else tokens_BT[:, self.tokens_T.to(tokens_BT.device)]
+        return self.select_places(tokens_BT, self.tokens_T)
+
+    def select_places(self, of_BT: Tensor, places_T: Tensor | None) -> Tensor:
+        """Select what each sample has at some positions: `tokens_T` or `rows_T`; None: all."""
+        return of_BT if places_T is None else of_BT[:, places_T.to(of_BT.device)]
 
     def embed(self, tokens_BT: Tensor, *, tied: bool, head_tokens: int | None = None) -> tuple[Tensor, Tensor | None]:
         """Embeddings [B, T, D] of the tokens that this rank reads; on a CPU also what receives a tied head's gradient.

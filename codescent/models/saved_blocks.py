@@ -26,11 +26,20 @@ def embedding(forward: ForwardPass, width: int, *matrices: tuple[str, int], drop
         yield from saved_tensors.dropped(stream, "embedding")
 
 
+def positions_of_documents(forward: ForwardPass, width: int) -> Iterator[SavedTensor]:
+    """Of learned positions that begin again at each document: which row of the table each token reads."""
+    if forward.documents:
+        start = Stream(forward, (0, 1), forward.positions, width, under=RECOMPUTES)
+        yield start.tensor("positions", (forward.samples, forward.positions), (Dim.SAMPLE, Dim.SEQUENCE), dtype="int64")
+
+
 def self_attention(
     stream: Stream, shape: Shape, *, causal: bool, padding: str = "", entered: bool = False
 ) -> Iterator[SavedTensor]:
     """What a layer "attn" keeps. `entered`: it reads the residual stream as it comes in."""
     heads = AttentionSizes(shape.num_heads, shape.num_kv_heads, shape.head_dim, stream.positions, shape.window)
+    if causal:
+        yield from saved_attention.documents(stream, dropout=shape.dropout > 0)
     queries, projected = shape.num_heads * shape.head_dim, shape.num_heads + 2 * shape.num_kv_heads
     yield saved_tensors.read(stream, "attn.qkv", entered=entered)
     yield from saved_tensors.product(stream, "attn.qkv", projected * shape.head_dim)

@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from codescent.operators import products
+from codescent.operators import packed_attention, products
 from codescent.operators.block_attention import BlockAttention, block_attention_op
+from codescent.operators.documents import Documents
 from codescent.operators.dropout import drop
 from codescent.operators.head_norm import HeadNorm, Scale
 from codescent.operators.kept import keeping
@@ -41,8 +42,9 @@ class AttentionCore(Protocol):
         dropout: float,
         first_head: int,
         window: int,
+        documents: Documents | None,
     ) -> Tensor:
-        """See `attend`, and `causal_attention` for `window`."""
+        """See `attend`, and `causal_attention` for `window` and `documents`."""
 
 
 class Attention(nn.Module):
@@ -95,6 +97,7 @@ class Attention(nn.Module):
         padding_BT: Tensor | None = None,
         cache: LayerCache | None = None,
         turns_TC2: Tensor | None = None,
+        documents: Documents | None = None,
     ) -> Tensor:
         """The attention output, to add to the residual stream: [B, T, D].
 
@@ -105,6 +108,7 @@ class Attention(nn.Module):
             cache: key/value cache of earlier positions. The new keys and values are added to it.
             turns_TC2: angles of the positions (see `rotary`); positions after the first T are ignored. None: no
                 rotation.
+            documents: of the whole samples; None: each sample is one document. Only causal attention reads them.
         """
         qkv_BTW = self.qkv(x_BTD)
         batch, length, _ = qkv_BTW.shape
@@ -114,7 +118,7 @@ class Attention(nn.Module):
         if turns_TC2 is not None:
             qkv_BTGEK = turn(qkv_BTGEK, turns_TC2 if turns_TC2.ndim > 3 else turns_TC2[:length])
         if self.causal and keys_B is None and padding_BT is None and cache is None and self.core is None:
-            y_BTD: Tensor = self.out(causal_attention(qkv_BTGEK, self.recompute, self.window))
+            y_BTD: Tensor = self.out(causal_attention(qkv_BTGEK, self.recompute, self.window, documents))
             return y_BTD
         q_BHTK, k_BTGK, v_BTGK = _by_kind(qkv_BTGEK)
         k_BGTK, v_BGTK = k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2)
@@ -127,6 +131,7 @@ class Attention(nn.Module):
                 dropout=self.dropout,
                 first_head=self.first_head,
                 window=self.window,
+                documents=documents,
             )
         elif cache is not None:
             k_BSGK, v_BSGK = cache.extend(k_BTGK, v_BTGK)
@@ -139,6 +144,8 @@ class Attention(nn.Module):
             )
         else:
             hidden = hidden_keys(qkv_BTW, None if padding_BT is None else padding_BT[:, :length], causal=self.causal)
+            if documents is not None:
+                hidden = documents.hidden() if hidden is None else hidden | documents.hidden()
             y_BHTK = attend(q_BHTK, k_BGTK, v_BGTK, hidden, keys_B, self.dropout, self.first_head)
         y_BTD = self.out(y_BHTK.transpose(1, 2).flatten(2))
         return y_BTD
@@ -190,8 +197,9 @@ def hidden_keys(like: Tensor, padding_BS: Tensor | None, *, causal: bool) -> Ten
 
 
 def seen_keys(length: int, window: int, device: torch.device) -> Tensor:
-    """bool [T, T]: whether a query sees a key: itself and the window - 1 positions before."""
-    return torch.ones(length, length, dtype=torch.bool, device=device).tril_().triu_(1 - window)
+    """bool [T, T]: whether a query sees a key: itself and the window - 1 positions before; 0: all positions before."""
+    earlier_TT = torch.ones(length, length, dtype=torch.bool, device=device).tril_()
+    return earlier_TT.triu_(1 - window) if window else earlier_TT
 
 
 def attend(
@@ -227,30 +235,40 @@ def _by_kind(qkv_BTGEK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q_BTGRK.flatten(2, 3).transpose(1, 2), k_BTG1K.squeeze(3), v_BTG1K.squeeze(3)
 
 
-def causal_attention(qkv_BTGEK: Tensor, recompute: bool = False, window: int = 0) -> Tensor:
+def causal_attention(
+    qkv_BTGEK: Tensor, recompute: bool = False, window: int = 0, documents: Documents | None = None
+) -> Tensor:
     """Causal attention: softmax(q k^T / sqrt(head_dim)) v over a position and the earlier ones: [B, T, D].
 
     On CUDA this is torch's scaled_dot_product_attention. On a CPU it is `BlockAttention`: with 4 samples of 256
     positions, 12 heads of 64, one AVX-512 core, forward + backward take 9 ms against 33 in bf16, 15 against 34 in fp32.
 
     `window`: a position sees so many positions, itself included; 0: all earlier ones. Off a CPU a window is a mask.
+    `documents`: a position sees its own document only; None: a sample is one document. Off a CPU a kernel of variable
+    length computes them (`packed_attention`), or they are a mask.
 
     `qkv_BTGEK` is contiguous. With `recompute` even small probabilities are not saved. Fused kernels never save them.
     """
     window = window if window < qkv_BTGEK.shape[1] else 0
     if qkv_BTGEK.device.type == "cpu":
+        begins_BT = None if documents is None else documents.begins_BT
         if torch.compiler.is_compiling() or keeping():
-            y_BTD: Tensor = block_attention_op(qkv_BTGEK, window)[0]
+            y_BTD: Tensor = block_attention_op(qkv_BTGEK, window, begins_BT)[0]
             return y_BTD
-        y_BTD = BlockAttention.apply(qkv_BTGEK, recompute, window)  # type: ignore[no-untyped-call]
+        y_BTD = BlockAttention.apply(qkv_BTGEK, recompute, window, begins_BT)  # type: ignore[no-untyped-call]
         return y_BTD
     q_BHTK, k_BTGK, v_BTGK = _by_kind(qkv_BTGEK)
+    if documents is not None and documents.offsets_N is not None and packed_attention.serves(q_BHTK):
+        return packed_attention.attend(q_BHTK, k_BTGK, v_BTGK, documents.offsets_N, window)
+    seen = seen_keys(q_BHTK.shape[2], window, q_BHTK.device) if window or documents is not None else None
+    if seen is not None and documents is not None:
+        seen = seen & ~documents.hidden()
     y_BHTK = F.scaled_dot_product_attention(
         q_BHTK,
         k_BTGK.transpose(1, 2),
         v_BTGK.transpose(1, 2),
-        attn_mask=seen_keys(q_BHTK.shape[2], window, q_BHTK.device) if window else None,
-        is_causal=not window,
+        attn_mask=seen,
+        is_causal=seen is None,
         enable_gqa=qkv_BTGEK.shape[3] > 3,
     )
     return y_BHTK.transpose(1, 2).flatten(2)

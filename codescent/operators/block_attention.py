@@ -4,6 +4,7 @@ Does not run on other devices, and has no dropout: attention.py chooses."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from codescent.operators.saved_attention import BLOCK_QUERIES, KEEP_HEAD_DIMS, f
 # Shapes: B batch, T positions, G key-value heads, which are also the groups; E heads of a group: its queries, key and
 # value; K head_dim. P = B * G pairs of sample and group, Q queries of a block, S keys that one of them sees, R query
 # heads of a group, N = R * Q rows of the heads of a group. `window`: see `attention.causal_attention`; 0: none.
+# `begins_BT`: see `documents.Documents`; None: a sample is one document. Samples with documents are computed one by
+# one: each has other keys that no block reads.
 
 
 class BlockAttention(torch.autograd.Function):
@@ -27,27 +30,88 @@ class BlockAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, qkv_BTGEK: Tensor, recompute: bool, window: int) -> Tensor:
-        """The attention output: [B, T, D]."""
+    def forward(ctx: Any, qkv_BTGEK: Tensor, recompute: bool, window: int, begins_BT: Tensor | None) -> Tensor:
+        """The attention output: [B, T, D]. With documents no probabilities are saved."""
         _, length, _, _, head_dim = qkv_BTGEK.shape
-        short = length <= KEEP_HEAD_DIMS * head_dim
+        short = length <= KEEP_HEAD_DIMS * head_dim and begins_BT is None
         wide_BTGEK = products.widened(qkv_BTGEK)
         keep = ctx.needs_input_grad[0] and short and not recompute and is_kept(wide_BTGEK)
-        y_BTD, qkv_EPTK, kept = _attend(wide_BTGEK, keep, window)
+        y_BTD, qkv_EPTK, kept = _attend_each(wide_BTGEK, keep, window, begins_BT)
         ctx.window = window
-        ctx.save_for_backward(qkv_EPTK.to(qkv_BTGEK.dtype), *kept)
+        ctx.save_for_backward(qkv_EPTK.to(qkv_BTGEK.dtype), begins_BT, *kept)
         return y_BTD.to(qkv_BTGEK.dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_y_BTD: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, d_y_BTD: Tensor) -> tuple[Tensor, None, None, None]:
         """The gradient of the projections."""
-        qkv_EPTK, *kept = ctx.saved_tensors
-        d_qkv_BTGEK = _attend_backward(products.widened(d_y_BTD), products.widened(qkv_EPTK), kept, ctx.window)
-        return d_qkv_BTGEK.to(d_y_BTD.dtype), None, None
+        qkv_EPTK, begins_BT, *kept = ctx.saved_tensors
+        wide = products.widened(d_y_BTD), products.widened(qkv_EPTK)
+        d_qkv_BTGEK = _attend_backward_each(*wide, kept, ctx.window, begins_BT)
+        return d_qkv_BTGEK.to(d_y_BTD.dtype), None, None, None
 
 
-def _attend(qkv_BTGEK: Tensor, keep: bool, window: int) -> tuple[Tensor, Tensor, list[Tensor]]:
+class _Seen:
+    """Which keys queries see, beside that none is later: those of `window` positions, and those of their document."""
+
+    def __init__(self, window: int, begins_T: Tensor | None = None) -> None:
+        self.window, self.begins_T = window, begins_T
+        self._begins = None if begins_T is None else begins_T[::BLOCK_QUERIES].tolist()
+
+    @property
+    def all_earlier(self) -> bool:
+        """Whether a query sees every earlier key."""
+        return not self.window and self._begins is None
+
+    def first(self, start: int) -> int:
+        """The first key that the block of queries from `start` on sees."""
+        begin = 0 if self._begins is None else self._begins[start // BLOCK_QUERIES]
+        return max(begin, first_key(start, self.window))
+
+    def hide(self, mask_QS: Tensor, start: int) -> Tensor:
+        """The mask of this block, to add, with -inf also where the key is too early for the query."""
+        first = self.first(start)
+        if self.window:  # key first + s is too early for query start + q if q - s > first + window - start - 1
+            past_QS = torch.ones_like(mask_QS, dtype=torch.bool).tril_(start - first - self.window)
+            mask_QS = mask_QS.masked_fill(past_QS, -math.inf)
+        if self.begins_T is not None:
+            begins_Q = self.begins_T[start : start + len(mask_QS)]
+            keys_S = torch.arange(first, first + mask_QS.shape[1], device=mask_QS.device)
+            mask_QS = mask_QS.masked_fill(keys_S < begins_Q[:, None], -math.inf)
+        return mask_QS
+
+
+def _attend_each(
+    qkv_BTGEK: Tensor, keep: bool, window: int, begins_BT: Tensor | None
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """See `_attend`."""
+    if begins_BT is None:
+        return _attend(qkv_BTGEK, keep, _Seen(window))
+    samples = len(begins_BT)
+    found = [_attend(*one) for one in _samples(window, begins_BT, qkv_BTGEK.chunk(samples), [False] * samples)]
+    y_1TD, qkv_EGTK, _ = zip(*found, strict=True)
+    return torch.cat(y_1TD), torch.cat(qkv_EGTK, 1), []
+
+
+def _attend_backward_each(
+    d_y_BTD: Tensor, qkv_EPTK: Tensor, kept: list[Tensor], window: int, begins_BT: Tensor | None
+) -> Tensor:
+    """The gradient of the projections: [B, T, G, E, K]."""
+    if begins_BT is None:
+        return _attend_backward(d_y_BTD, qkv_EPTK, kept, _Seen(window))
+    samples = len(begins_BT)
+    nothing_kept: list[list[Tensor]] = [[]] * samples
+    parts = d_y_BTD.chunk(samples), qkv_EPTK.chunk(samples, 1), nothing_kept
+    return torch.cat([_attend_backward(*one) for one in _samples(window, begins_BT, *parts)])
+
+
+def _samples(window: int, begins_BT: Tensor, *each: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    """The arguments of each sample, and the keys that its queries see."""
+    for begins_T, *of_sample in zip(begins_BT, *each, strict=True):
+        yield (*of_sample, _Seen(window, begins_T))
+
+
+def _attend(qkv_BTGEK: Tensor, keep: bool, seen: _Seen) -> tuple[Tensor, Tensor, list[Tensor]]:
     """The attention output, the projections ordered by head, and if `keep` the probabilities of each block."""
     batch, length, groups, rows, head_dim = qkv_BTGEK.shape
     qkv_EPTK = qkv_BTGEK.permute(3, 0, 2, 1, 4).reshape(rows, batch * groups, length, head_dim)
@@ -56,8 +120,8 @@ def _attend(qkv_BTGEK: Tensor, keep: bool, window: int) -> tuple[Tensor, Tensor,
     blocks, kept = [], []
     for start in range(0, length, BLOCK_QUERIES):
         stop = min(start + BLOCK_QUERIES, length)
-        probabilities_PNS = _probabilities(qkv_EPTK, later_QT, start, stop, window)
-        y_PNK = torch.bmm(probabilities_PNS, v_PTK[:, first_key(start, window) if window else 0 : stop])
+        probabilities_PNS = _probabilities(qkv_EPTK, later_QT, start, stop, seen)
+        y_PNK = torch.bmm(probabilities_PNS, v_PTK[:, seen.first(start) : stop])
         blocks.append(y_PNK.view(batch * groups, rows - 2, stop - start, head_dim))
         if keep:
             kept.append(probabilities_PNS)
@@ -77,50 +141,47 @@ def _rows(x_RPTK: Tensor, start: int, stop: int) -> Tensor:
     return x_RPTK[:, :, start:stop].transpose(0, 1).flatten(1, 2)
 
 
-def _probabilities(qkv_EPTK: Tensor, later_QT: Tensor, start: int, stop: int, window: int) -> Tensor:
-    q_RPTK, first = qkv_EPTK[:-2], first_key(start, window) if window else 0
+def _probabilities(qkv_EPTK: Tensor, later_QT: Tensor, start: int, stop: int, seen: _Seen) -> Tensor:
+    q_RPTK, first = qkv_EPTK[:-2], seen.first(start)
     k_PSK = qkv_EPTK[-2][:, first:stop]
     rows, length = later_QT.shape
     # Row r of the mask belongs to query length - rows + r. A block that starts `shift` positions earlier skips `shift`
     # columns of the mask. A shorter last block starts later: it skips rows instead.
     shift = length - rows - start
     right, below = max(shift, 0), max(-shift, 0)
-    mask_QS = later_QT[below : below + stop - start, right + first : right + stop]
-    if window:  # key first + s is too early for query start + q if q - s > first + window - start - 1
-        past_QS = torch.ones_like(mask_QS, dtype=torch.bool).tril_(start - first - window)
-        mask_QS = mask_QS.masked_fill(past_QS, -math.inf)
+    mask_QS = seen.hide(later_QT[below : below + stop - start, right + first : right + stop], start)
     mask_NS = mask_QS if len(q_RPTK) == 1 else mask_QS.repeat(len(q_RPTK), 1)
     q_PNK = _rows(q_RPTK, start, stop)
     scores_PNS = torch.baddbmm(mask_NS, q_PNK, k_PSK.transpose(1, 2), alpha=1.0 / math.sqrt(q_PNK.shape[-1]))
     return torch.softmax(scores_PNS, -1)
 
 
-def _attend_backward(d_y_BTD: Tensor, qkv_EPTK: Tensor, kept: list[Tensor], window: int) -> Tensor:
+def _attend_backward(d_y_BTD: Tensor, qkv_EPTK: Tensor, kept: list[Tensor], seen: _Seen) -> Tensor:
     rows, pairs, length, head_dim = qkv_EPTK.shape
     batch, heads = len(d_y_BTD), rows - 2
     q_RPTK, k_PTK, v_PTK = qkv_EPTK[:-2], qkv_EPTK[-2], qkv_EPTK[-1]
     d_y_BTGRK = d_y_BTD.reshape(batch, length, -1, heads, head_dim)
     d_y_RPTK = d_y_BTGRK.permute(3, 0, 2, 1, 4).reshape(heads, pairs, length, head_dim)
-    d_qkv_EPTK = torch.zeros_like(qkv_EPTK) if window else torch.empty_like(qkv_EPTK)
+    d_qkv_EPTK = torch.empty_like(qkv_EPTK) if seen.all_earlier else torch.zeros_like(qkv_EPTK)
     d_q_RPTK, d_k_PTK, d_v_PTK = d_qkv_EPTK[:-2], d_qkv_EPTK[-2], d_qkv_EPTK[-1]
     later_QT = _later(length, qkv_EPTK) if not kept else qkv_EPTK
     scale = 1.0 / math.sqrt(head_dim)
-    # The last block comes first: without a window it sees every key, and writes all of d_k and d_v. Other blocks add.
+    # The last block comes first: if it sees every key, it writes all of d_k and d_v. Other blocks add.
     for start in reversed(range(0, length, BLOCK_QUERIES)):
         stop = min(start + BLOCK_QUERIES, length)
-        seen = slice(first_key(start, window) if window else 0, stop)
-        p_PNS = kept[start // BLOCK_QUERIES] if kept else _probabilities(qkv_EPTK, later_QT, start, stop, window)
+        keys = slice(seen.first(start), stop)
+        p_PNS = kept[start // BLOCK_QUERIES] if kept else _probabilities(qkv_EPTK, later_QT, start, stop, seen)
         d_y_PNK = _rows(d_y_RPTK, start, stop)
-        d_p_PNS = torch.bmm(d_y_PNK, v_PTK[:, seen].transpose(1, 2))
+        d_p_PNS = torch.bmm(d_y_PNK, v_PTK[:, keys].transpose(1, 2))
         # torch's backward of softmax, in one pass. It has no public name.
         d_s_PNS = torch.ops.aten._softmax_backward_data(d_p_PNS, p_PNS, -1, p_PNS.dtype)
-        beta = 0.0 if stop == length and not window else 1.0
+        beta = 0.0 if stop == length and seen.all_earlier else 1.0
         d_q_PNK = _rows(d_q_RPTK, start, stop)
-        d_q_PNK.baddbmm_(d_s_PNS, k_PTK[:, seen], beta=0.0, alpha=scale)
+        d_q_PNK.baddbmm_(d_s_PNS, k_PTK[:, keys], beta=0.0, alpha=scale)
         if d_q_PNK.data_ptr() != d_q_RPTK[:, :, start:stop].data_ptr():  # of several heads it may be a copy
             d_q_RPTK[:, :, start:stop] = d_q_PNK.view(pairs, heads, stop - start, head_dim).transpose(0, 1)
-        d_k_PTK[:, seen].baddbmm_(d_s_PNS.transpose(1, 2), _rows(q_RPTK, start, stop), beta=beta, alpha=scale)
-        d_v_PTK[:, seen].baddbmm_(p_PNS.transpose(1, 2), d_y_PNK, beta=beta)
+        d_k_PTK[:, keys].baddbmm_(d_s_PNS.transpose(1, 2), _rows(q_RPTK, start, stop), beta=beta, alpha=scale)
+        d_v_PTK[:, keys].baddbmm_(p_PNS.transpose(1, 2), d_y_PNK, beta=beta)
     d_qkv_EBGTK = d_qkv_EPTK.view(rows, batch, -1, length, head_dim)
     d_qkv_BTGEK: Tensor = d_qkv_EBGTK.permute(1, 3, 2, 0, 4).contiguous()
     return d_qkv_BTGEK
@@ -128,9 +189,9 @@ def _attend_backward(d_y_BTD: Tensor, qkv_EPTK: Tensor, kept: list[Tensor], wind
 
 # The same attention, opaque to torch.compile: its kernels for these products are no faster, and its SDPA is slower.
 @torch.library.custom_op("codescent::block_attention", mutates_args=())
-def block_attention_op(qkv_BTGEK: Tensor, window: int) -> tuple[Tensor, Tensor]:
+def block_attention_op(qkv_BTGEK: Tensor, window: int, begins_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The attention output [B, T, D], and the projections by head, [E, P, T, K], which backward reads."""
-    y_BTD, qkv_EPTK, _ = _attend(products.widened(qkv_BTGEK), False, window)
+    y_BTD, qkv_EPTK, _ = _attend_each(products.widened(qkv_BTGEK), False, window, begins_BT)
     y_BTD, qkv_EPTK = y_BTD.to(qkv_BTGEK.dtype), qkv_EPTK.to(qkv_BTGEK.dtype)
     # With one sample or one group qkv_EPTK is a view of the input. A custom op must return new memory, and in the
     # layout that `_attention_shapes` promises.
@@ -139,31 +200,33 @@ def block_attention_op(qkv_BTGEK: Tensor, window: int) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.custom_op("codescent::block_attention_backward", mutates_args=())
-def _block_attention_backward_op(d_y_BTD: Tensor, qkv_EPTK: Tensor, window: int) -> Tensor:
-    return _attend_backward(products.widened(d_y_BTD), products.widened(qkv_EPTK), [], window).to(d_y_BTD.dtype)
+def _block_attention_backward_op(d_y_BTD: Tensor, qkv_EPTK: Tensor, window: int, begins_BT: Tensor | None) -> Tensor:
+    wide = products.widened(d_y_BTD), products.widened(qkv_EPTK)
+    return _attend_backward_each(*wide, [], window, begins_BT).to(d_y_BTD.dtype)
 
 
 @block_attention_op.register_fake
-def _attention_shapes(qkv_BTGEK: Tensor, window: int) -> tuple[Tensor, Tensor]:
+def _attention_shapes(qkv_BTGEK: Tensor, window: int, begins_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
     batch, length, groups, rows, head_dim = qkv_BTGEK.shape
     y_BTD = qkv_BTGEK.new_empty(batch, length, groups * (rows - 2) * head_dim)
     return y_BTD, qkv_BTGEK.new_empty(rows, batch * groups, length, head_dim)
 
 
 @_block_attention_backward_op.register_fake
-def _attention_backward_shape(d_y_BTD: Tensor, qkv_EPTK: Tensor, window: int) -> Tensor:
+def _attention_backward_shape(d_y_BTD: Tensor, qkv_EPTK: Tensor, window: int, begins_BT: Tensor | None) -> Tensor:
     rows, pairs, length, head_dim = qkv_EPTK.shape
     return d_y_BTD.new_empty(len(d_y_BTD), length, pairs // len(d_y_BTD), rows, head_dim)
 
 
 def _save_projections(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(output[1])
-    ctx.window = inputs[1]
+    _, ctx.window, begins_BT = inputs
+    ctx.save_for_backward(output[1], begins_BT)
 
 
-def _attention_op_backward(ctx: Any, d_y_BTD: Tensor, _d_qkv: Tensor | None) -> tuple[Tensor, None]:
-    d_qkv_BTGEK: Tensor = _block_attention_backward_op(d_y_BTD.contiguous(), ctx.saved_tensors[0], ctx.window)
-    return d_qkv_BTGEK, None
+def _attention_op_backward(ctx: Any, d_y_BTD: Tensor, _d_qkv: Tensor | None) -> tuple[Tensor, None, None]:
+    qkv_EPTK, begins_BT = ctx.saved_tensors
+    d_qkv_BTGEK: Tensor = _block_attention_backward_op(d_y_BTD.contiguous(), qkv_EPTK, ctx.window, begins_BT)
+    return d_qkv_BTGEK, None, None
 
 
 block_attention_op.register_autograd(_attention_op_backward, setup_context=_save_projections)

@@ -23,6 +23,7 @@ ATTENTION = (
     "aten._scaled_dot_product_flash_attention.default",
     "aten._scaled_dot_product_efficient_attention.default",
     "aten._scaled_dot_product_cudnn_attention.default",
+    "aten._flash_attention_forward.default",
     "aten._scaled_dot_product_flash_attention_for_cpu.default",
     "codescent.block_attention.default",
     "codescent.wide_attention.default",

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from codescent.operators.saved_attention import KEEP_HEAD_DIMS, AttentionSizes, pairs_in_blocks
+from codescent.operators.saved_attention import AttentionSizes, by_mask, keeps_probabilities, pairs_in_blocks
 from codescent.operators.saved_tensors import Stream
 from codescent.plan.activations import CPU, CUDA, SMALL_BYTES
 from codescent.plan.divided import Dim
@@ -102,21 +102,20 @@ def attention(
 
     Without dropout a kernel computes it as a whole. Its backward multiplies queries and keys again: 5 products for 2
     (Dao et al. 2022, "FlashAttention", appendix B.2). Where it is causal, it computes the pairs that are not masked.
+    Separate documents have fewer pairs than a plan can know: it has those of samples that are one document.
     """
     if dropout:
         yield from _step_by_step(stream, name, layer, heads)
         return
     queries, forward = stream.positions, stream.forward
-    masked = 0 < heads.window < queries  # a mask: the pairs that it hides are computed, too
+    masked = 0 < heads.window < queries or by_mask(stream)  # a mask: the pairs that it hides are computed, too
     on_cuda = (queries + 1) / (2 * queries) if causal and not masked else 1.0
     yield from _products(stream, name, layer, heads, on_cuda, CUDA if causal else "", scores=OF_BLOCKS, anew=True)
     if causal:
         # A CPU computes blocks of queries. It keeps small probabilities, see `saved_attention.causal_attention`.
         pairs = pairs_in_blocks(queries, heads.window)
         size = forward.samples * heads.queries // forward.divides * pairs * 4
-        keeps = heads.keys <= KEEP_HEAD_DIMS * heads.channels and (
-            forward.precision != forward.wide or size <= SMALL_BYTES
-        )
+        keeps = keeps_probabilities(stream, heads) and (forward.precision != forward.wide or size <= SMALL_BYTES)
         again = ("selective", "products", "full") if keeps else OF_BLOCKS
         yield from _products(stream, name, layer, heads, pairs / queries**2, CPU, scores=again, anew=not keeps)
 

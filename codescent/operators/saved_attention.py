@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from codescent.operators.saved_tensors import PRODUCTS, UNLESS_RECOMPUTED, Stream
-from codescent.plan.activations import COMPILED, CPU, CUDA, EAGER, SavedTensor
+from codescent.operators.saved_tensors import BLOCK_INPUTS, IN_BLOCKS, PRODUCTS, UNLESS_RECOMPUTED, Stream
+from codescent.plan.activations import COMPILED, CPU, CUDA, EAGER, RECOMPUTES, SavedTensor
 from codescent.plan.divided import Dim
 
 BLOCK_QUERIES = 128
@@ -16,6 +16,10 @@ BLOCK_QUERIES = 128
 KEEP_HEAD_DIMS = 8
 """Up to seq_len = 8 * head_dim, causal attention on a CPU may keep its probabilities: they are no larger than the
 activations of the feed-forward."""
+BEGINS = "where documents begin"
+"""Name of this tensor: see `documents`."""
+FEW_DOCUMENTS = 8
+"""What a sample with fewer documents has, with padding (`data.documents.ROUNDED`)."""
 LSE_MULTIPLE = 32
 """The memory-efficient kernel for attention reads and writes the log-sum-exps of so many queries at a time."""
 
@@ -44,12 +48,42 @@ def head_norm(stream: Stream, name: str, heads: AttentionSizes, *, over_all: boo
         yield stream.columns(f"{name} norm of a head", heads.queries + heads.groups, dtype=stream.forward.wide)
 
 
+def keeps_probabilities(stream: Stream, heads: AttentionSizes) -> bool:
+    """Whether causal attention on a CPU may keep its probabilities: few of them, and without documents."""
+    return heads.keys <= KEEP_HEAD_DIMS * heads.channels and not stream.forward.documents
+
+
+def by_mask(stream: Stream) -> bool:
+    """Whether documents are a mask on CUDA: its kernel of variable length computes in half precision only."""
+    return stream.forward.documents and stream.forward.precision != "bf16"
+
+
+def documents(stream: Stream, *, dropout: bool) -> Iterator[SavedTensor]:
+    """What blocks read of documents, once for a chunk. Blocks that are computed again keep both tensors.
+
+    Where documents begin is int64 for each position. On CUDA its kernel reads their offsets, too: int32 for each
+    document; declared are those of samples with at most 7 documents.
+    """
+    if not stream.forward.documents:
+        return
+    samples = stream.forward.samples
+    begins: dict[str, Any] = {"dtype": "int64", "once": True}
+    for device, under in ((CPU, BLOCK_INPUTS if dropout else RECOMPUTES), (CUDA, BLOCK_INPUTS)):
+        shape, dims = (samples, stream.positions), (Dim.SAMPLE, Dim.WHOLE)
+        yield stream.tensor(BEGINS, shape, dims, on=device, under=under, **begins)
+    offsets: dict[str, Any] = {"dtype": "int32", "once": True, "on": CUDA}
+    by_kernel = () if dropout or by_mask(stream) else IN_BLOCKS
+    for core, kept in ((False, BLOCK_INPUTS), (True, by_kernel)):
+        numbers = (samples * FEW_DOCUMENTS + 1,)
+        yield stream.tensor("offsets of documents", numbers, (Dim.WHOLE,), core=core, under=kept, **offsets)
+
+
 def causal_attention(stream: Stream, name: str, heads: AttentionSizes) -> Iterator[SavedTensor]:
     """Causal self-attention without dropout. A CPU keeps the projections by head, and small probabilities."""
     qkv, formula = f"{name}.qkv by head", by_formula(stream.forward.precision, heads)
     projected = (heads.queries + 2 * heads.groups) * heads.channels
     yield stream.columns(qkv, projected, core=True, on=CPU if formula else "")
-    if heads.keys <= KEEP_HEAD_DIMS * heads.channels:
+    if keeps_probabilities(stream, heads):
         shape = (stream.forward.samples, heads.queries, pairs_in_blocks(heads.keys, heads.window))
         small = qkv if stream.forward.precision == stream.forward.wide else ""
         dims, more = (Dim.SAMPLE, Dim.COLUMN, Dim.WHOLE), {"on": CPU, "core": True, "small": small}
@@ -57,7 +91,10 @@ def causal_attention(stream: Stream, name: str, heads: AttentionSizes) -> Iterat
     if formula:
         yield from formula_attention(stream, name, heads, stream, memory=projected)
         return
-    yield from _log_sum_exp(stream, f"{name} log-sum-exp", heads, on=(CUDA,))
+    yield from _log_sum_exp(stream, f"{name} log-sum-exp", heads, on=(CUDA,), masked=by_mask(stream))
+    if by_mask(stream):
+        shape, dims = (stream.forward.samples, heads.keys, heads.keys), (Dim.SAMPLE, Dim.WHOLE, Dim.WHOLE)
+        yield stream.tensor(f"{name} mask of documents", shape, dims, on=CUDA, core=True)
     if stream.forward.divides < heads.groups < heads.queries:  # the queries of one group need no copy
         yield stream.columns(f"{name} queries", heads.queries * heads.channels, on=CUDA, core=True)
 
@@ -154,8 +191,10 @@ def attention_with_dropout(
     yield stream.columns(f"{name} queries", heads.queries * heads.channels, core=True)
     yield replace(keys.columns(f"{name} keys and values", 2 * channels, core=True), depths=stream.depths)
     if causal:
-        shape = (stream.positions, heads.keys)
-        yield stream.tensor(f"{name} mask", shape, (Dim.WHOLE, Dim.WHOLE), dtype="bool", core=True)
+        samples = stream.forward.samples if stream.forward.documents else 1
+        shape = (samples, stream.positions, heads.keys)
+        dims = (Dim.SAMPLE if stream.forward.documents else Dim.WHOLE, Dim.WHOLE, Dim.WHOLE)
+        yield stream.tensor(f"{name} mask", shape, dims, dtype="bool", core=True)
     yield stream.pairs(f"{name} probabilities", heads.queries, heads.keys, core=True)
     for device in (CPU, COMPILED):
         yield stream.pairs(f"{name} dropout mask", heads.queries, heads.keys, dtype="bool", on=device, core=True)

@@ -34,6 +34,7 @@ class ForwardPass:
         head_tokens: tokens whose loss the head computes.
         chunk_tokens: tokens whose logits are in memory at a time; 0: all.
         padded: whether layers read which positions are padding.
+        documents: whether layers read where the documents of a sample begin.
         selects: whether a rank selects tokens of a sample (context parallelism).
         splits: whether a rank has some rows of the residual stream only (sequence parallelism, too).
         defers: whether gradients of weights are deferred: then a matrix keeps what it reads without a copy.
@@ -47,6 +48,7 @@ class ForwardPass:
     head_tokens: int
     chunk_tokens: int = 0
     padded: bool = False
+    documents: bool = False
     selects: bool = False
     splits: bool = False
     defers: bool = False

@@ -21,6 +21,7 @@ class TaskFacts:
         head_share: average share of positions that the head reads.
         synthetic: True if samples are random numbers, for measurements.
         equal_losses: True if all samples have equally many losses.
+        documents: True if a sample has several documents that the model keeps apart (data.documents).
         identity: the keys of [data] that determine the samples, with their values.
     """
 
@@ -29,6 +30,7 @@ class TaskFacts:
     head_share: float = 1.0
     synthetic: bool = False
     equal_losses: bool = brief(True)
+    documents: bool = brief(False)
     identity: Mapping[str, Scalar] = field(default_factory=dict)
 
 

@@ -56,6 +56,7 @@ METRICS: tuple[str, ...] = (
     "staleness_max",
     "consensus",
     "val_loss_ema",
+    "padding",
 )
 INTEGERS = frozenset({"step", "tokens", "peak_memory_bytes"})
 

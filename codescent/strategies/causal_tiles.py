@@ -55,7 +55,7 @@ class CausalTiles:
     """Attention of the queries of rank `index` to the keys and values of each source rank, tile by tile.
 
     `degree`: ranks of the group. `length`: T. `keys_B`, `dropout`, `first_head` and `window`: see
-    `ring.split_attention`.
+    `ring.split_attention`. `begins_BT`: see `operators.documents`, of all positions; None: a sample is one document.
     """
 
     degree: int
@@ -65,6 +65,7 @@ class CausalTiles:
     dropout: float = 0.0
     first_head: int = 0
     window: int = 0
+    begins_BT: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.length % 2 != 0:
@@ -75,12 +76,32 @@ class CausalTiles:
         """Factor on the probabilities that are not dropped."""
         return 1.0 if self.keys_B is None else 1.0 / (1.0 - self.dropout)
 
+    @property
+    def hides(self) -> bool:
+        """Whether a query of a tile may see none of its keys."""
+        return self.window > 0 or self.begins_BT is not None
+
+    def positions(self, rank: int, device: torch.device) -> Tensor:
+        """int64 [T]: the positions that a rank holds."""
+        return balanced_positions(self.degree * self.length, self.degree, rank, device)
+
     def tiles(self, source: int) -> Iterator[Tile]:
         """The tiles in which this rank's queries see keys of the rank `source`.
 
         If `source` is an earlier rank, every query sees the first half of its keys. If it is a later rank, only the
-        second half of the queries sees its keys, all of them.
+        second half of the queries sees its keys, all of them. On a CPU, keys before the documents of all queries of a
+        tile are left out; elsewhere the host would wait for the device to know them.
         """
+        firsts_T = None
+        if self.begins_BT is not None and self.begins_BT.device.type == "cpu":
+            begins_T = self.begins_BT.amin(0)[self.positions(self.index, self.begins_BT.device)]
+            firsts_T = torch.searchsorted(self.positions(source, self.begins_BT.device), begins_T)
+        for tile in self._causal_tiles(source):
+            first = 0 if firsts_T is None else int(firsts_T[tile.queries.start])
+            if first < tile.keys.stop:
+                yield Tile(tile.queries, slice(first, tile.keys.stop), tile.causal)
+
+    def _causal_tiles(self, source: int) -> Iterator[Tile]:
         half = self.length // 2
         first = half if source > self.index else 0
         for start in range(first, self.length, BLOCK_QUERIES):
@@ -106,13 +127,13 @@ class CausalTiles:
             v_PSK = v_PTK[:, tile.keys]
             scores_PNS = self._scores(source, q_PRTK, k_PTK, tile).to(y_PRTK.dtype)
             top_PN1 = scores_PNS.amax(-1, keepdim=True)
-            if self.window:  # a query may see none of these keys: its share of the softmax is 0 then
+            if self.hides:  # a query may see none of these keys: its share of the softmax is 0 then
                 top_PN1.clamp_(min=torch.finfo(top_PN1.dtype).min / 2)
             p_PNS = scores_PNS.sub_(top_PN1).exp_()
             sum_PN1 = p_PNS.sum(-1, keepdim=True)
             if self.keys_B is not None:
                 p_PNS.masked_fill_(self._dropped(self.keys_B, source, tile, p_PNS), 0.0)
-            if self.window:
+            if self.hides:
                 sum_PN1.clamp_(min=torch.finfo(sum_PN1.dtype).tiny)
             new_PNK = products.bmm(p_PNS.to(v_PSK.dtype), v_PSK).to(y_PRTK.dtype) / sum_PN1
             y_PRQK, lse_PRQ = y_PRTK[:, :, tile.queries], lse_PRT[:, :, tile.queries]
@@ -161,23 +182,26 @@ class CausalTiles:
             d_k_PTK[:, tile.keys] += products.bmm(d_s_PNS.transpose(1, 2), q_PNK)
 
     def _scores(self, source: int, q_PRTK: Tensor, k_PTK: Tensor, tile: Tile) -> Tensor:
-        """q k^T, -inf where the key is later than the query, or before its window."""
+        """q k^T, -inf where the key is later than the query, or before its window or its document."""
         scores_PNS = _scores(q_PRTK, k_PTK, tile)
+        if not self.hides:
+            return scores_PNS
+        queries_Q = self.positions(self.index, q_PRTK.device)[tile.queries]
+        keys_S = self.positions(source, q_PRTK.device)[tile.keys]
         if self.window:
-            seq_len = self.degree * self.length
-            queries_T = balanced_positions(seq_len, self.degree, self.index, q_PRTK.device)
-            keys_T = balanced_positions(seq_len, self.degree, source, q_PRTK.device)
-            past_QS = queries_T[tile.queries, None] - keys_T[tile.keys] >= self.window
-            by_head = scores_PNS.view(len(q_PRTK), -1, *past_QS.shape)
-            by_head.masked_fill_(past_QS, -math.inf)
+            past_QS = queries_Q[:, None] - keys_S >= self.window
+            scores_PNS.view(len(q_PRTK), -1, *past_QS.shape).masked_fill_(past_QS, -math.inf)
+        if self.begins_BT is not None:
+            past_BQS = keys_S < self.begins_BT[:, queries_Q, None]
+            by_sample = scores_PNS.view(len(past_BQS), -1, *past_BQS.shape[1:])
+            by_sample.masked_fill_(past_BQS[:, None], -math.inf)
         return scores_PNS
 
     def _dropped(self, keys_B: Tensor, source: int, tile: Tile, p_PNS: Tensor) -> Tensor:
         """The same dropout mask as on one device: row = head * seq_len + query position, column = key position."""
         seq_len = self.degree * self.length
         num_heads = len(p_PNS) // len(keys_B) * p_PNS.shape[1] // (tile.queries.stop - tile.queries.start)
-        queries_T = balanced_positions(seq_len, self.degree, self.index, keys_B.device)
-        keys_T = balanced_positions(seq_len, self.degree, source, keys_B.device)
+        queries_T, keys_T = (self.positions(rank, keys_B.device) for rank in (self.index, source))
         heads_H = torch.arange(self.first_head, self.first_head + num_heads, device=keys_B.device)
         rows_HQ = heads_H[:, None] * seq_len + queries_T[tile.queries]
         return dropped_at(keys_B, rows_HQ.flatten(), keys_T[tile.keys], self.dropout).view_as(p_PNS)
@@ -194,6 +218,6 @@ def _scores(q_PRTK: Tensor, k_PTK: Tensor, tile: Tile) -> Tensor:
     if tile.causal:
         queries = tile.queries.stop - tile.queries.start
         later_QQ = torch.ones(queries, queries, dtype=torch.bool, device=q_PRTK.device).triu_(1)
-        scores_PRQS = scores_PNS.view(len(q_PRTK), -1, queries, tile.keys.stop)
-        scores_PRQS[..., tile.queries].masked_fill_(later_QQ, -math.inf)
+        scores_PRQS = scores_PNS.view(len(q_PRTK), -1, queries, tile.keys.stop - tile.keys.start)
+        scores_PRQS[..., -queries:].masked_fill_(later_QQ, -math.inf)
     return scores_PNS

@@ -10,7 +10,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
 from codescent.base.refusal import Refusal
-from codescent.operators.saved_attention import is_memory_efficient, rounded_up
+from codescent.operators.saved_attention import BEGINS, is_memory_efficient, rounded_up
 from codescent.plan import DTYPE_BYTES, WIDE, Collective, Plan, Traffic, Verb
 from codescent.plan.activations import CPU, CUDA, SavedTensor
 from codescent.plan.divided import Dim
@@ -108,14 +108,18 @@ class ContextParallel(Strategy):
             if not tensor.core:
                 yield tensor.divided(self.axis, (Dim.SEQUENCE, Dim.POSITION, Dim.TOKEN))
         model, work = run.model, run.work
+        if run.task.documents:
+            samples = work.microbatch_size, work.seq_len
+            yield SavedTensor(BEGINS, samples, (Dim.SAMPLE, Dim.WHOLE), "int64", (1, model.num_layers + 1), once=True)
         heads, groups = model.num_heads * model.head_dim, 2 * model.num_kv_heads * model.head_dim
-        # The output of a fused kernel is what the next matrix keeps. With dropout there is no such kernel.
-        on = {"queries": "", "keys and values": "", "output": "" if model.dropout else CPU}
+        # The output of a fused kernel is what the next matrix keeps. Dropout and documents have none.
+        tiled = model.dropout > 0 or run.task.documents
+        on = {"queries": "", "keys and values": "", "output": "" if tiled else CPU}
         widths = {"queries": heads, "keys and values": groups, "output": heads}
         found = [(what, width, work.precision, on[what], work.seq_len) for what, width in widths.items()]
         lse, degree = ("log-sum-exp", model.num_heads, WIDE[work.precision]), run.mesh.cp
         found.append((*lse, CPU, work.seq_len))
-        rounds = is_memory_efficient(work.precision) and not model.dropout
+        rounds = is_memory_efficient(work.precision) and not tiled
         found.append((*lse, CUDA, rounded_up(work.seq_len // degree) * degree if rounds else work.seq_len))
         for what, width, dtype, device, positions in found:
             shape, dims = (work.microbatch_size, positions, width), (Dim.SAMPLE, Dim.POSITION, Dim.COLUMN)

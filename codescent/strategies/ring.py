@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from codescent.base.ranges import Flight
 from codescent.base.stopwatch import waiting
+from codescent.operators.documents import Documents
 from codescent.operators.fused_attention import fused_attention_for
 from codescent.operators.kept import in_parts
 from codescent.plan import Collective
@@ -149,6 +150,7 @@ def split_attention(
     *,
     first_head: int = 0,
     window: int = 0,
+    documents: Documents | None = None,
 ) -> Tensor:
     """Causal attention softmax(q k^T / sqrt(K)) v over a sequence that is split over ranks: [B, H, T, K].
 
@@ -156,7 +158,8 @@ def split_attention(
     `context_parallel.exchange_traffic` declares what it sends. Query head h reads key-value head h // (H / G).
 
     On CUDA a fused kernel computes the attention to the keys of each rank. Dropout needs probabilities with our masks,
-    and fp64 and windows have no fused kernel: then, and on a CPU, it is computed tile by tile.
+    and fp64, windows and documents have no fused kernel: then, and on a CPU, it is computed tile by tile. Documents
+    change nothing of what is sent.
 
     Args:
         q_BHTK, k_BGTK, v_BGTK: queries, keys and values of this rank's positions.
@@ -165,14 +168,17 @@ def split_attention(
         dropout: probability of being dropped.
         first_head: index of this rank's first query head in the whole layer; dropout masks depend on it.
         window: a position sees so many positions, itself included; 0: all earlier ones.
+        documents: of the whole samples; None: a sample is one document.
     """
     group = exchange.group
     window = window if window < group.size() * q_BHTK.shape[2] else 0
-    kernel = fused_attention_for(q_BHTK) if keys_B is None and not window else None
+    whole = keys_B is None and not window and documents is None
+    kernel = fused_attention_for(q_BHTK) if whole else None
     if kernel is not None:
         sources = CausalSources(kernel, group.rank(), q_BHTK.shape[2])
         return FusedSplitAttention.apply(q_BHTK, k_BGTK, v_BGTK, exchange, sources)  # type: ignore[no-any-return, no-untyped-call]
-    tiles = CausalTiles(group.size(), group.rank(), q_BHTK.shape[2], keys_B, dropout, first_head, window)
+    begins_BT = None if documents is None else documents.begins_BT
+    tiles = CausalTiles(group.size(), group.rank(), q_BHTK.shape[2], keys_B, dropout, first_head, window, begins_BT)
     y_BHTK: Tensor = SplitAttention.apply(q_BHTK, k_BGTK, v_BGTK, exchange, tiles)  # type: ignore[no-untyped-call]
     return y_BHTK
 
@@ -192,7 +198,7 @@ class SplitAttention(torch.autograd.Function):
         for source, visitor_2BGTK in exchange.visits(kv_2BGTK):
             tiles.attend_(source, q_PRTK, visitor_2BGTK.flatten(1, 2), wide_PRTK, lse_PRT)
         y_BHTK = wide_PRTK.mul_(tiles.kept_scale).to(q_BHTK.dtype).view(q_BHTK.shape)
-        ctx.save_for_backward(q_PRTK, kv_2BGTK, y_BHTK, lse_PRT)
+        ctx.save_for_backward(q_PRTK, kv_2BGTK, y_BHTK, lse_PRT, tiles.begins_BT)  # the last one is in `tiles`, too
         ctx.exchange, ctx.tiles = exchange, tiles
         return y_BHTK
 
@@ -200,7 +206,7 @@ class SplitAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_y_BHTK: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         """The gradients of q, k and v."""
-        q_PRTK, kv_2BGTK, y_BHTK, lse_PRT = ctx.saved_tensors
+        q_PRTK, kv_2BGTK, y_BHTK, lse_PRT, _ = ctx.saved_tensors
         tiles: CausalTiles = ctx.tiles
         delta_PRT = (d_y_BHTK.to(lse_PRT.dtype) * y_BHTK).sum(-1).view(lse_PRT.shape)
         d_y_PRTK = _by_pairs(d_y_BHTK, kv_2BGTK, tiles.kept_scale)

@@ -229,6 +229,8 @@ def refusals(request: TaskRequest) -> Iterator[str]:
     """Messages: why the task, the model and the keys of [data] cannot be combined."""
     task = task_of(request)
     yield from task.refuse(request)
+    if request.data.documents == "separate":
+        yield from task.refuse_documents(request)
     for each in request.corpora.values() or [request]:
         if not each.data.as_text:
             yield from (f"{held}; {reader}; {AS_TEXT}" for held, reader in _held_beside(each, task))
@@ -245,6 +247,7 @@ def without_effect(request: TaskRequest) -> Iterator[tuple[str, str]]:
     for one in _known_to(request):
         for key in {f"data.{name}" for name in (*one.keys, *one.reads)}.difference(one.ignores):
             readers.setdefault(key, []).append(one.name)
+    readers.pop("data.documents")  # a task without documents refuses them
     for key in {*readers, *task.ignores}:
         if key in task.ignores or task.name not in readers[key]:
             only = f"needs data.task = {' or '.join(readers[key])}" if key in readers else "is for tasks with tokens"

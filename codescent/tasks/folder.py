@@ -127,7 +127,7 @@ class FolderTask(Task):
         data = request.data
         if self.dataset.is_at(data.corpus):
             before = self.prepared_with(self.dataset.read_description(expanded(data.corpus)))
-            for name in {*self.keys, *self.reads}.difference(("corpus",)):
+            for name in {*self.keys, *self.reads}.difference(("corpus", "documents")):
                 if getattr(data, name) != before.get(name):
                     yield f"data.{name}", f"is for a corpus that is not prepared yet, and {data.corpus} is prepared"
 

@@ -118,6 +118,7 @@ class MaskedTokens(TextTask):
     name = head = "mlm"
     aim = "predict masked tokens"
     kinds = ("bert",)
+    undivided = "BERT predicts masked tokens from both sides, and its [SEP] says where a text ends"
     unit = "masked tokens"
 
     def vocab_size(self, request: TaskRequest) -> int | None:

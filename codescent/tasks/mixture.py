@@ -29,7 +29,7 @@ OF_A_CORPUS = ("corpus", "validation", "text_key")
 """The keys of [data] of which each corpus may have its own value."""
 TAKEN = (
     *("name", "kinds", "aim", "form", "keys", "reads", "ignores", "head", "extras", "reads_text", "equal_losses"),
-    *("files", "kept", "unit", "peft_task_type", "scores_files", "mixes"),
+    *("files", "kept", "unit", "peft_task_type", "scores_files", "mixes", "undivided"),
 )
 """Attributes of the task of the corpora."""
 T = TypeVar("T")
@@ -55,6 +55,10 @@ class MixtureTask(Task):
                 f"all ({', '.join(texts)}); take byte, gpt2, or a tokenizer.json such as that of a prepared corpus"
             )
         yield from dict.fromkeys(problem for one in corpora.values() for problem in self.task.refuse(one))
+
+    def refuse_documents(self, request: TaskRequest) -> Iterator[str]:
+        """See `Task`."""
+        yield from dict.fromkeys(one for each in _each(request).values() for one in self.task.refuse_documents(each))
 
     def unpreparable(self, request: TaskRequest) -> Iterator[str]:
         """See `Task`."""

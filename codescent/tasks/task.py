@@ -157,6 +157,7 @@ class Task:
         form: the kind of corpus for which `made_for` is true, in words.
         keys: the keys of [data] that decide the samples, and so the losses.
         reads: more keys of [data] that the task reads.
+        undivided: why data.documents = "separate" makes no sense for its samples, as a clause; "": it does.
         ignores: keys, as "section.key", that have no effect in this task, though other tasks need them.
         head: the model head that the task needs; None: the kind of model has one head only.
         extras: True if the samples have extras, such as lengths, for every kind of model (see `Samples`).
@@ -176,6 +177,7 @@ class Task:
     form: str = "text"
     keys: tuple[str, ...] = ("corpus", "tokenizer", "validation_fraction", "text_key", "as_text", "validation")
     reads: tuple[str, ...] = ()
+    undivided: str = "its samples are no text with several documents"
     ignores: tuple[str, ...] = ()
     head: str | None = None
     extras = False
@@ -204,6 +206,22 @@ class Task:
                 'take "tied" or "untied", or tensors (data.corpus = "synthetic:2048", or a file of them)'
             )
 
+    def refuse_documents(self, request: TaskRequest) -> Iterator[str]:
+        """Messages: why the documents of a sample cannot be kept apart. Called where data.documents asks for it."""
+        separate = 'data.documents = "separate"'
+        if self.undivided:
+            yield f'{separate}: data.task = "{self.name}": {self.undivided}; leave data.documents out'
+        elif request.kind not in models.SEPARATING:
+            yield (
+                f'{separate}: model.kind = "{request.kind}" attends to all of a sample; only '
+                f"{' and '.join(models.SEPARATING)} keep its documents apart; leave data.documents out"
+            )
+        elif request.compile == "model":
+            yield (
+                f"{separate}: the last token of a document has no target, which the compiled head of train.compile = "
+                '"model" does not support; take train.compile = "blocks"'
+            )
+
     def unpreparable(self, request: TaskRequest) -> Iterator[str]:
         """Messages: why the data could not be prepared, as far as the keys tell. An imported model may be so."""
         yield from ()
@@ -230,14 +248,17 @@ class Task:
         values = {key: getattr(request.data, key) for key in self.keys}
         if request.data.validation is not None:
             values.pop("validation_fraction", None)
-        if not request.data.as_text:  # earlier runs do not have the key
-            values.pop("as_text", None)
+        separate = request.data.documents == "separate"
+        for key, given in (("as_text", request.data.as_text), ("documents", separate)):
+            if not given:  # earlier runs do not have the key
+                values.pop(key, None)
         if "text_key" in values:  # as earlier runs recorded it
             values["text_key"] = values["text_key"] or FIRST_NAMES[0]
         identity = {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
         identity |= {key: name for key, name in request.named.items() if key in identity}
-        extras = self.extras or shape.extras
-        return TaskFacts(self.name, extras, shape.head_share, equal_losses=self.equal_losses, identity=identity)
+        extras = self.extras or shape.extras or separate
+        equal = self.equal_losses and not separate
+        return TaskFacts(self.name, extras, shape.head_share, equal_losses=equal, documents=separate, identity=identity)
 
     def remarks(self, request: TaskRequest) -> Iterator[str]:
         """Sentences: what a user may not have meant, though the run can be made. Raises UserError: unusable keys."""

@@ -21,6 +21,7 @@ from codescent.base.time_limit import in_words
 from codescent.config.effects import effective
 from codescent.config.load import to_toml
 from codescent.coupling.membership import MembershipChange
+from codescent.data.padding import Padding
 from codescent.hub.cache import weights_place
 from codescent.huggingface.folder import open_folder
 from codescent.huggingface.tokens import Controls, has_same_tokens, tokenizer_text
@@ -73,6 +74,7 @@ class Report:
         self.told = run.path  # the path of the run folder that the user knows
         self.peak: float = run.machine["peak_flops_per_s"]  # of a device
         self.has_peak = not threads.is_slowed(run.machine["peak_others"])
+        self.padding = _padding(run) if run.folder is not None else None
         self.late_portions = 0
         peak, self.slow_steps = self.peak * run.plan.devices, SlowSteps()
         number, flops = run.machine["num_threads"], self.flops / run.world.this_rank.world_size
@@ -214,6 +216,7 @@ class Report:
             "consensus": result.consensus,
             "val_loss_ema": found.of_ema,
             **({} if self.corpora is None else self.corpora.values(step, found)),
+            "padding": self.padding.share(step - 1) if self.padding else None,
             "staleness_mean": result.staleness[0] if result.staleness else None,
             "staleness_max": result.staleness[1] if result.staleness else None,
             **self._of_peaks(mfu, flops_per_s),
@@ -409,6 +412,13 @@ class Report:
 def steps_between_rows(num_steps: int) -> int:
     """The value of log.metrics_every = auto: num_steps / ROWS, rounded up."""
     return -(-num_steps // ROWS)
+
+
+def _padding(run: OpenRun) -> Padding:
+    """The padding of each step."""
+    plan, work = run.plan, run.plan.work
+    source = run.dataset.source("train", work.seq_len, work.positions(-1))
+    return Padding(source, plan.seed, work.global_batch_size, work.seq_len)
 
 
 def _first_of(lines: list[str]) -> str:

@@ -162,6 +162,7 @@ def _plan_rows(plan: Plan, steps: str, config: Config | None = None) -> list[tup
                 f"{flops.total_flops:.4g} by 6 N + attention, as in metrics and MFU",
                 f"{flops.dense_flops:.4g} by 6 N: 6 x parameters in products x {applied}{frozen}",
                 f"attention: 12 x {pairs}",
+                *(["at most: documents are shorter than a sample"] if plan.task.documents else []),
                 *([again] if flops.recomputed_flops else []),
             ],
         ),

@@ -63,6 +63,7 @@ def saved(shape: GPT2Shape, forward: ForwardPass) -> Iterator[SavedTensor]:
     """What each depth keeps for backward."""
     width = shape.hidden_dim
     yield from saved_blocks.embedding(forward, width, ("tok", forward.positions), dropout=shape.dropout)
+    yield from saved_blocks.positions_of_documents(forward, width)
     blocks = Stream(forward, (1, shape.num_layers + 1), forward.positions, width)
     yield from saved_tensors.layer_norm(blocks, "norm_1", entered=True)
     yield from saved_blocks.self_attention(blocks, shape, causal=True)
@@ -91,4 +92,4 @@ def operators(shape: GPT2Shape, forward: ForwardPass) -> Iterator[LayerOperator]
     yield operations.loss(end, "tok", shape.vocab_size)
 
 
-KIND = Kind("gpt2", GPT2Shape, "GPT2", PRESETS, parameters, wide_ffn, saved, operators, generates=True)
+KIND = Kind("gpt2", GPT2Shape, "GPT2", PRESETS, parameters, wide_ffn, saved, operators, generates=True, separates=True)

@@ -151,8 +151,9 @@ def saved(shape: LlamaShape, forward: ForwardPass) -> Iterator[SavedTensor]:
     width = shape.hidden_dim
     yield from saved_blocks.embedding(forward, width, ("tok", forward.positions), dropout=0.0)
     blocks = Stream(forward, (1, shape.num_layers + 1), forward.positions, width)
-    if forward.selects:  # else they are a table, which no pass makes
-        angles, dims = (forward.positions, shape.head_dim), (Dim.POSITION, Dim.WHOLE)
+    if forward.selects or forward.documents:  # else they are a table, which no pass makes
+        samples, of_samples = ((forward.samples,), (Dim.SAMPLE,)) if forward.documents else ((), ())  # others in each
+        angles, dims = (*samples, forward.positions, shape.head_dim), (*of_samples, Dim.POSITION, Dim.WHOLE)
         yield blocks.tensor("rotary angles", angles, dims, dtype=forward.wide, once=True, under=RECOMPUTES)
     first = shape.norm == "first"
     yield from saved_tensors.rms_norm(blocks, "norm_1", entered=first)
@@ -195,4 +196,5 @@ KIND = Kind(
     options=(),
     head_multiple=2,
     generates=True,
+    separates=True,
 )

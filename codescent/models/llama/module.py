@@ -14,6 +14,7 @@ from codescent.models.decoder import Block, Decoder
 from codescent.models.llama.declare import LlamaShape
 from codescent.operators.activations import SWIGLU, ActivatedThenLinear, GateUp
 from codescent.operators.attention import Attention
+from codescent.operators.documents import Documents
 from codescent.operators.frequencies import frequencies, gain_of
 from codescent.operators.head_norm import HeadNorm
 from codescent.operators.rotary import every_turn, turns
@@ -70,11 +71,15 @@ class Llama(Decoder):
         rms_norm = partial(nn.RMSNorm, width, shape.norm_eps)
         return Block(rms_norm, 0.0, norm_first=first, norm_output=not first, attn=attn, mlp=mlp)
 
-    def angles(self, inputs: Tensor, positions_BT: Tensor | None, dtype: torch.dtype) -> Tensor:
+    def angles(
+        self, inputs: Tensor, positions_BT: Tensor | None, dtype: torch.dtype, documents: Documents | None = None
+    ) -> Tensor:
         """See `Decoder`."""
         if positions_BT is not None:
             return turns(self.frequencies.on(inputs.device, wide_dtype(inputs.device)), positions_BT, dtype, self.gain)
         turns_TC2: Tensor = self.turns.on(inputs.device, torch.promote_types(dtype, torch.float32))
+        if documents is not None:
+            return turns_TC2[self.select_places(documents.positions_BT, self.tokens_T)]
         if self.tokens_T is not None:
             return turns_TC2[self.tokens_T.to(inputs.device)]
         # With sequence parallelism a later stage receives only some of the rows, but attention reads all rows.

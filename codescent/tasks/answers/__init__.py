@@ -51,6 +51,7 @@ class Answers(FolderTask):
     aim = "find the answer to a question in its context"
     form = "questions in SQuAD's form"
     kinds = ("bert",)
+    undivided = "a sample is a question and a window of its context"
     keys = (*Task.keys, "stride", "question_len", "train_questions")
     reads = ("validation_questions",)
     ignores = ("data.validation_fraction", "data.text_key", "data.as_text", "train.head_chunk_tokens")

@@ -57,6 +57,11 @@ class QuestionSource:
         """One for each."""
         return np.ones(len(numbers), np.int64)
 
+    def padding(self, numbers: Numbers) -> Numbers:
+        """See `PaddedSource`."""
+        rows = self.rows[numbers]
+        return np.asarray(rows["tokens"].shape[1] - rows["length"].astype(np.int64), np.int64)
+
 
 @dataclass(frozen=True)
 class QuestionDataset(FolderDataset):

@@ -19,6 +19,7 @@ from codescent.base.errors import UserError
 from codescent.base.home import expanded
 from codescent.base.output import warn
 from codescent.base.reading import open_regular
+from codescent.base.sealed import digest
 from codescent.data.prepared import AGAIN, DESCRIPTION, user_file_sha256
 from codescent.data.samples import AnyDataset, Source
 from codescent.data.text.compressed import BAD_ARCHIVE, unpacking
@@ -39,6 +40,8 @@ FIELDS = ("template", "prompt_key", "response_key", "messages_key", "validation_
 PAIR_KEYS = ("prompt_key", "response_key")
 MOST_LINE_BYTES = 1 << 24
 """A longer first line of a corpus is not read to find out what the corpus is."""
+PACKED = 1
+"""Increase it when `packed.packs_of` gives other samples."""
 FIRST_MESSAGE = "Hello"
 """The message of the user that `sample` sends to a model with a chat template if it gets no prompt."""
 
@@ -50,7 +53,8 @@ class Conversations(FolderTask):
     aim = "predict the responses to prompts"
     form = "prepared prompts and responses"
     kinds = ("gpt2", "llama")
-    keys = (*Task.keys, "template", "chat_template", "prompt_key", "response_key", "messages_key")
+    keys = (*Task.keys, "template", "chat_template", "prompt_key", "response_key", "messages_key", "documents")
+    undivided = ""
     ignores = ("data.text_key", "data.as_text")
     extras = True
     equal_losses = False
@@ -119,6 +123,13 @@ class Conversations(FolderTask):
             problems.append(f"data.chat_template: {wanted.name}: {path} was prepared with {other}; leave it out")
         if problems:
             raise UserError(*problems)
+
+    def open(self, request: TaskRequest, path: Path) -> ResponseDataset:
+        """See `Task`; data.documents decides whether a sample has several examples."""
+        found = self.dataset.open(path)
+        if request.data.documents == "joined":
+            return found
+        return replace(found, packs=True, fingerprint=digest(["packed", PACKED, found.fingerprint]))
 
     def write(self, request: TaskRequest, key: dict[str, Any], folder: Path, progress: bool) -> dict[str, Any]:
         """See `FolderTask`."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,7 +22,7 @@ from codescent.base.output import warn
 from codescent.data.file_array import FileArray
 from codescent.data.prepared import DESCRIPTION, SPLITS, TOKENIZER, Description, Fields, Splits, write_array
 from codescent.data.progress import stage
-from codescent.data.samples import Numbers, Samples, in_range
+from codescent.data.samples import NO_TARGET, Numbers, Samples, in_range
 from codescent.data.text.request import remark_on, tokenizer_of
 from codescent.data.tokenizers.tokenizer import NO_END, Tokenizer, document_end, token_dtype
 from codescent.tasks.conversations.chat_files import ChatFiles
@@ -30,6 +30,7 @@ from codescent.tasks.conversations.chat_template import ChatTemplate, ChatTokens
 from codescent.tasks.conversations.conversations import Conversation, read_conversations
 from codescent.tasks.conversations.lost import lost_parts
 from codescent.tasks.conversations.messages import quoted, texts_of
+from codescent.tasks.conversations.packed import PackedSource
 from codescent.tasks.conversations.problems import Problems
 from codescent.tasks.folder import FolderDataset
 
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from codescent.config.sections import Data
 
 ARRAYS = ("tokens", "begins", "wanted")
-NO_TARGET = -1  # target of a position without a loss
 PLAIN = "{prompt}{response}"
 PLACES = ("prompt", "response")
 """The names in data.template that are replaced."""
@@ -243,6 +243,7 @@ class ResponseSource:
         has_target = losses > 0
         self._begins, self._lengths, self._losses = begins[:-1][has_target], lengths[has_target], losses[has_target]
         self._pieces = pieces[:-1][has_target], pieces[1:][has_target]
+        self.lengths = np.asarray(self._lengths - 1, np.int64)  # positions: the last token is a target only
         self.num_samples = len(self._begins)
         self.left_out = len(has_target) - self.num_samples
 
@@ -253,38 +254,54 @@ class ResponseSource:
         numbers = in_range(numbers, self.num_samples, self.name)
         inputs = np.zeros((len(numbers), self._seq_len), np.int64)
         targets = np.full_like(inputs, NO_TARGET)
-        first, stop = self._pieces
-        for row, number in enumerate(numbers.tolist()):
-            begin, length = int(self._begins[number]), int(self._lengths[number])
-            tokens = self._tokens[begin : begin + length]
-            inputs[row, : length - 1] = tokens[:-1]
-            for start, end in (self._wanted[first[number] : stop[number]] - begin).tolist():
-                targets[row, start - 1 : end - 1] = tokens[start:end]  # both slices end where the sample does
-        return Samples(inputs, targets, {"lengths_B": self._lengths[numbers] - 1})
+        for row, (number, length) in enumerate(zip(numbers.tolist(), self.lengths[numbers].tolist())):
+            self.write(number, inputs[row, :length], targets[row, :length])
+        return Samples(inputs, targets, {"lengths_B": self.lengths[numbers]})
+
+    def write(self, number: int, inputs_T: Numbers, targets_T: Numbers) -> None:
+        """Write an example into arrays of its length; `targets_T` has no targets yet."""
+        begin, length = int(self._begins[number]), int(self._lengths[number])
+        tokens = self._tokens[begin : begin + length]
+        inputs_T[:] = tokens[:-1]
+        first, stop = (of_examples[number] for of_examples in self._pieces)
+        for start, end in (self._wanted[first:stop] - begin).tolist():
+            targets_T[start - 1 : end - 1] = tokens[start:end]  # both slices end where the example does
 
     def losses(self, numbers: Numbers) -> Numbers:
         """Number of targets in each sample."""
         return np.asarray(self._losses[numbers], np.int64)
 
+    def padding(self, numbers: Numbers) -> Numbers:
+        """See `PaddedSource`."""
+        return np.asarray(self._seq_len - self.lengths[numbers], np.int64)
+
 
 @dataclass(frozen=True)
 class ResponseDataset(FolderDataset):
-    """Open prepared prompts and responses, or conversations."""
+    """Open prepared prompts and responses, or conversations. `packs`: a sample has as many examples as fit."""
 
     format = "codescent responses 3"
     read_formats = ("codescent responses 2", "codescent responses 3")
     form = _ResponsesDescription
     what = "prepared responses"
 
+    packs: bool = False
+    _sources: dict[tuple[str, int], ResponseSource | PackedSource] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
     @property
     def chat(self) -> ChatFiles | None:
         """The chat template that it was prepared with; None: without one."""
         return chat_of(self.path, self.description["request"])
 
-    def source(self, split: str, seq_len: int, num_targets: int) -> ResponseSource:
-        """The examples of a split: see `AnyDataset`. `num_targets` is not used."""
-        tokens, begins, wanted = (self.arrays[f"{split}_{name}"] for name in ARRAYS)
-        return ResponseSource(split, tokens, begins[:], wanted[:], seq_len)
+    def source(self, split: str, seq_len: int, num_targets: int) -> ResponseSource | PackedSource:
+        """See `AnyDataset`. A second call returns the same object. `num_targets` is not used."""
+        if (split, seq_len) not in self._sources:
+            tokens, begins, wanted = (self.arrays[f"{split}_{name}"] for name in ARRAYS)
+            examples = ResponseSource(split, tokens, begins[:], wanted[:], seq_len)
+            self._sources[split, seq_len] = PackedSource(examples, seq_len) if self.packs else examples
+        return self._sources[split, seq_len]
 
     def summary(self) -> list[str]:
         """See `FolderDataset`."""

@@ -4,15 +4,18 @@ Does not build samples: data/text/split.py does."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from codescent import models
 from codescent.base.errors import UserError
 from codescent.base.output import warn
+from codescent.data.samples import AnyDataset
 from codescent.data.tokenizers.tokenizer import Tokenizer
 from codescent.hub.cache import weights_place
 from codescent.tasks.conversations.chat_files import read_chat_files
 from codescent.tasks.conversations.kept import CHAT, exported, file_of, has_chat_template, saved_chat
+from codescent.tasks.language_model.separate import SeparateDataset
 from codescent.tasks.scores import Scores
 from codescent.tasks.task import ScoreRequest, TaskRequest
 from codescent.tasks.text import TextTask
@@ -24,9 +27,16 @@ class LanguageModel(TextTask):
     name = "lm"
     aim = "predict each next token"
     kinds = ("gpt2", "llama", "transformer")
+    keys = (*TextTask.keys, "documents")
+    undivided = ""
     peft_task_type = "CAUSAL_LM"
     scores_files = models.GENERATING
     files = (CHAT,)
+
+    def open(self, request: TaskRequest, path: Path) -> AnyDataset:
+        """See `Task`."""
+        text = self.text(request, path)
+        return SeparateDataset(text) if request.data.documents == "separate" else text
 
     def carry_unprepared(self, request: TaskRequest) -> Mapping[str, str]:
         """See `Task`: the chat template of the folder, which this task does not use, for an export."""

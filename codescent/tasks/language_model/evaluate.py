@@ -14,11 +14,15 @@ from torch import nn
 
 from codescent.base.device import offered, wide_dtype
 from codescent.base.errors import UserError
+from codescent.data.documents import separate_samples
+from codescent.data.loader import Batch
 from codescent.data.prepared import TOKENIZER
+from codescent.data.samples import Samples
 from codescent.data.text import corpora
 from codescent.data.text.dataset import Dataset
 from codescent.data.text.records import Reading
 from codescent.data.tokenizers.tokenizer import REPLACEMENT, Tokenizer, document_end
+from codescent.tasks.language_model.separate import SeparateDataset
 from codescent.tasks.score import fitting
 from codescent.tasks.scores import Scores
 from codescent.tasks.task import ScoreRequest
@@ -35,27 +39,33 @@ def score_text(request: ScoreRequest) -> Scores:
     """
     seq_len, module = request.work.seq_len, request.make_module()
     remarks: list[str] = []
+    separate = request.task.data.documents == "separate"
     if request.data is None:
         dataset = request.open_dataset()
-        assert isinstance(dataset, Dataset)
-        name, (tokens, num_bytes, remarks) = request.validation_name(dataset), _of_split(dataset)
+        text = dataset.text if isinstance(dataset, SeparateDataset) else dataset
+        assert isinstance(text, Dataset)
+        name, (tokens, num_bytes, remarks) = request.validation_name(text), _of_split(text)
     else:
         name, (tokens, num_bytes, remarks) = str(request.data), _encoded(request.data, request)
     if len(tokens) < 2:
         raise UserError(f"{name}: {len(tokens)} tokens: at least 2 are needed, to predict one")
-    nats = _nats(module, tokens, seq_len, request.device)
-    loss = nats / (len(tokens) - 1)
+    end = _end(request) if separate else None
+    predicted = len(tokens) - 1 - (0 if end is None else int((tokens[:-1] == end).sum()))
+    nats = _nats(module, tokens, seq_len, request.device, end)
+    loss = nats / max(1, predicted)
     perplexity = math.exp(min(loss, LARGEST_LOSS))
-    bits_per_byte = nats / math.log(2) / num_bytes if num_bytes else None
+    if separate:
+        remarks = [*remarks, "(documents are separate: the first token of each is not predicted, so no bits per byte)"]
+    bits_per_byte = nats / math.log(2) / num_bytes if num_bytes and not separate else None
     bits = "" if bits_per_byte is None else f", {bits_per_byte:.4f} bits per byte"
     said = [
-        f"{name}: {len(tokens) - 1:,} tokens, {num_bytes:,} bytes, in windows of {seq_len}",
+        f"{name}: {predicted:,} tokens, {num_bytes:,} bytes, in windows of {seq_len}",
         f"loss {loss:.4f}, perplexity {perplexity:.4g}{bits}",
         *remarks,
     ]
     facts = {
         "data": name,
-        "tokens": len(tokens) - 1,
+        "tokens": predicted,
         "bytes": num_bytes or None,
         "window": seq_len,
         "loss": loss,
@@ -66,8 +76,21 @@ def score_text(request: ScoreRequest) -> Scores:
     return Scores(said, facts)
 
 
-def _nats(module: nn.Module, tokens: Tokens, seq_len: int, device: torch.device) -> float:
-    """The sum of the losses of all tokens but the first, in windows of `seq_len`, one after the other."""
+def _end(request: ScoreRequest) -> int:
+    """The token that ends a document. Raises UserError: the run's tokenizer is missing."""
+    tokenizer = request.open_tokenizer()
+    if tokenizer is None:  # token shards of others: the text has GPT-2's
+        dataset = request.open_dataset()
+        assert isinstance(dataset, SeparateDataset)
+        return dataset.end
+    return document_end(tokenizer)[-1]
+
+
+def _nats(module: nn.Module, tokens: Tokens, seq_len: int, device: torch.device, end: int | None = None) -> float:
+    """The sum of the losses of all tokens but the first, in windows of `seq_len`, one after the other.
+
+    `end`: the last token of a document, if no document sees another one.
+    """
     whole = (len(tokens) - 1) // seq_len
     windows = np.lib.stride_tricks.sliding_window_view(tokens, seq_len + 1)[::seq_len] if whole else tokens[None][:0]
     step = fitting(module, seq_len, device)
@@ -76,11 +99,18 @@ def _nats(module: nn.Module, tokens: Tokens, seq_len: int, device: torch.device)
         pieces.append(tokens[None, whole * seq_len :])
     nats = torch.zeros((), dtype=wide_dtype(device), device=device)
     for piece in pieces:
-        read = torch.from_numpy(piece.copy())
-        rows = (read.pin_memory() if offered(device).pins else read).to(device, non_blocking=True)
+        samples = _samples(piece, end)
+        batch = Batch.of(samples)
+        batch = (batch.pinned() if offered(device).pins else batch).to(device, torch.float32)
         with torch.no_grad():
-            nats += module(rows[:, :-1].contiguous(), rows[:, 1:].contiguous()).to(nats.dtype)
+            nats += module(batch.inputs, batch.targets, **batch.extras).to(nats.dtype)
     return nats.item()
+
+
+def _samples(piece: Tokens, end: int | None) -> Samples:
+    """Windows [n, T + 1] as samples of T positions."""
+    inputs, targets = piece[:, :-1].copy(), piece[:, 1:].copy()
+    return Samples(inputs, targets) if end is None else separate_samples(inputs, targets, end)
 
 
 def _of_split(dataset: Dataset) -> tuple[Tokens, int, list[str]]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from codescent.base.errors import UserError
 from codescent.base.sealed import digest
-from codescent.data.samples import Numbers, Samples, in_range
+from codescent.data.samples import NO_TARGET, Numbers, Samples, in_range
 from codescent.data.text.split import Split
 from codescent.data.tokenizers.tokenizer import CharTokenizer, Tokenizer
 from codescent.tasks.scores import Scores
@@ -24,7 +24,6 @@ MARKS = 2
 """Two ids after the tokenizer's: the first, vocab_size - 2, begins a target; the second ends it."""
 
 VERSION = 2  # increase it when the function from a line to a sample changes
-NO_TARGET = -1  # target of a position without a loss
 
 
 class LineSource:
@@ -81,6 +80,10 @@ class LineSource:
     def losses(self, numbers: Numbers) -> Numbers:
         """The number of tokens of each line, and 1 for its end."""
         return np.asarray(self._counts[numbers] + 1, np.int64)
+
+    def padding(self, numbers: Numbers) -> Numbers:
+        """See `PaddedSource`: of source and target."""
+        return np.asarray(self._source_len + self._target_len - 1 - 2 * self._counts[numbers], np.int64)
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,7 @@ class Pairs(TextTask):
     name = "seq2seq"
     aim = "write a line reversed, or copy it"
     kinds = ("transformer",)
+    undivided = "a sample is one line and its target"
     keys = (*Task.keys, "pairs")
     extras = True
     equal_losses = False

@@ -44,6 +44,7 @@ class Tensors(Task):
     form = "tensors"
     mixes = False  # files of tensors say nothing by which their vectors could be compared
     kinds = ("transformer",)
+    undivided = "a sample is vectors, and its length is fixed"
     reads = ("format",)
     ignores = (
         "data.tokenizer",

@@ -1,0 +1,45 @@
+"""In: queries, keys and values of documents that follow each other. Out: causal attention inside of each document, by a
+kernel that reads where the documents begin (variable length), so that it computes no pair of two documents.
+Does not run on a CPU (block_attention.py does), and does not divide a sequence (strategies/ring.py does)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from codescent.operators.fused_attention import FLASH, fused_attention_for
+
+# Shapes: B samples, T positions, H query heads, G key-value heads, K head_dim, N documents of all samples; P = B * T.
+_OFFERED_ON = ("cuda", "meta")
+"""Kinds of devices whose torch has the kernel; meta computes nothing."""
+
+
+def serves(q_BHTK: Tensor) -> bool:
+    """Whether there is such a kernel: flash attention's, in half precision (`fused_attention_for`)."""
+    return q_BHTK.device.type in _OFFERED_ON and fused_attention_for(q_BHTK) is FLASH
+
+
+def attend(q_BHTK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, offsets_N: Tensor, window: int) -> Tensor:
+    """Causal attention inside of each document: [B, T, H * K]. `offsets_N`: see `documents.Documents`.
+
+    The longest document is said to be as long as a sample: to know more, the host would wait for the device.
+    """
+    batch, heads, length, channels = q_BHTK.shape
+    q_PHK, k_PGK, v_PGK = (one.flatten(0, 1) for one in (q_BHTK.transpose(1, 2), k_BTGK, v_BTGK))
+    dropout, no_debugging = 0.0, False
+    y_PHK, *_ = torch.ops.aten._flash_attention_forward(
+        q_PHK,
+        k_PGK,
+        v_PGK,
+        offsets_N,
+        offsets_N,
+        length,
+        length,
+        dropout,
+        not window,
+        no_debugging,
+        window_size_left=window - 1 if window else None,
+        window_size_right=0 if window else None,
+    )
+    y_BTD: Tensor = y_PHK.view(batch, length, heads * channels)
+    return y_BTD
