@@ -137,7 +137,8 @@ def _opens(call: ast.Call) -> bool:
     on, name = _name(call)
     if name == "FileIO":
         return True
-    if name != "open" or on in ("os", "webbrowser", "tarfile"):
+    of_open_file = any(keyword.arg == "fileobj" for keyword in call.keywords)
+    if name != "open" or of_open_file or on in ("os", "webbrowser"):
         return False
     own = {"RunFolder", "StudyFolder", "task", "cls", "self", "ChatTemplate"}
     takes_path = isinstance(call.func, ast.Attribute) and not (call.args and not _is_text(call.args[0]))

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from codescent.base.device import wide_dtype
+from codescent.base.device import offered, wide_dtype
 from codescent.base.range_names import WAITING
 from codescent.base.ranges import named
 from codescent.base.stopwatch import Stopwatch
@@ -76,7 +76,7 @@ class Executor:
         self.batch: Batch | None = None  # of the last LOAD; the FORWARD that reads it is the next instruction
         self.loss_sum = torch.zeros((), dtype=wide_dtype(self.device), device=self.device)
         self.sums = torch.zeros(SCALARS, dtype=self.loss_sum.dtype, device=self.device)
-        self.memory = MemoryWatch(self)
+        self.pins, self.memory = offered(self.device).pins, MemoryWatch(self)
         columns = COLUMN if plan.world_size > 1 else ALONE
         self.instruments = Instruments(self.watch, self.memory, columns, world.stage)
         coupling.bind(self)
@@ -95,7 +95,7 @@ class Executor:
                 self.program = self.plan.schedule.program(self.world.stage, item.listed)
                 self._walk(number)
             self.world.at(number + 1)
-            return Pending(self.coupling.result(number), self.watch.stop())
+            return Pending(self.coupling.result(number), self.watch.stop(), pins=self.pins)
 
     def _walk(self, number: int) -> None:
         """Execute the instructions of a work item once, in step `number`."""

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import torch
 
-from codescent.base.device import Event, new_event, offered
+from codescent.base.device import Event, new_event
 from codescent.base.stopwatch import Laps
 from codescent.coupling import StepSums
 from codescent.plan import RECEIVES, SENDS, Verb
@@ -87,15 +87,16 @@ class Pending:
     Args:
         known: what the rank knows of the step.
         laps: of the step's parts.
+        pins: the device copies into page-locked memory, so that the copy does not wait.
     """
 
-    def __init__(self, known: StepSums, laps: Laps) -> None:
+    def __init__(self, known: StepSums, laps: Laps, *, pins: bool) -> None:
         sums = known.values
         self.known, self.laps, self.completed, self.earlier = known, laps, known.done, known.earlier
         self.device, self.numbers = sums.device, sums
         self.arrived: Event | None = None
         self.result: StepResult | None = None
-        if offered(self.device).pins:  # page-locked, so that the copy does not wait; the event says when it is done
+        if pins:  # the event says when the copy is done
             self.numbers = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
             self.numbers.copy_(sums, non_blocking=True)
             self.arrived = new_event(self.device)
