@@ -23,7 +23,7 @@ from codescent.models.llama.module import Llama
 from codescent.operators import packed_attention
 from codescent.operators.attention import causal_attention, seen_keys
 from codescent.operators.block_attention import block_attention_op
-from codescent.operators.documents import Documents
+from codescent.operators.documents import DocumentBounds
 from codescent.tasks.conversations.dataset import ResponseSource
 from codescent.tasks.conversations.packed import PackedSource, packs_of
 
@@ -46,13 +46,13 @@ def built(name: str, seq_len: int) -> Decoder:
     return module
 
 
-def documents_of(ends: list[list[int]], length: int) -> Documents:
+def documents_of(ends: list[list[int]], length: int) -> DocumentBounds:
     """Documents of samples, by the positions behind each but the last one."""
     is_last = np.zeros((len(ends), length), np.bool_)
     for row, places in enumerate(ends):
         is_last[row, np.array(places, np.int64) - 1] = True
     extras = {name: torch.from_numpy(array) for name, array in extras_of(is_last).items()}
-    return Documents.of(extras["begins_BT"], extras["ends_BM"])
+    return DocumentBounds.of(extras["begins_BT"], extras["ends_BM"])
 
 
 def test_where_documents_begin_and_end() -> None:
@@ -62,7 +62,7 @@ def test_where_documents_begin_and_end() -> None:
     extras = extras_of(is_last)
     assert extras["begins_BT"].tolist() == [[0, 0, 2, 2, 2, 5], [0] * 6, [0] * 6]
     assert extras["ends_BM"].tolist() == [[2, 5, *[6] * (ROUNDED - 2)], [6] * ROUNDED, [6] * ROUNDED]
-    on_device = Documents.of(*(torch.from_numpy(one).to("meta") for one in extras.values()))
+    on_device = DocumentBounds.of(*(torch.from_numpy(one).to("meta") for one in extras.values()))
     assert on_device.offsets_N is not None
     assert on_device.offsets_N.shape == (3 * ROUNDED + 1,)
 
@@ -74,7 +74,7 @@ def test_the_last_token_of_a_document_has_no_target() -> None:
     assert samples.extras["begins_BT"].tolist() == [[0, 0, 2, 2]]
 
 
-ATTENTIONS: dict[str, Callable[[Tensor, int, Documents], Tensor]] = {
+ATTENTIONS: dict[str, Callable[[Tensor, int, DocumentBounds], Tensor]] = {
     "plain": lambda qkv, window, documents: causal_attention(qkv, False, window, documents),
     "for the compiler": lambda qkv, window, documents: block_attention_op(qkv, window, documents.begins_BT)[0],
 }
@@ -103,7 +103,7 @@ def test_a_cpu_computes_no_block_of_keys_of_another_document() -> None:
     """1024 positions of documents of 128 need 8 blocks, where one document needs 36."""
     qkv = torch.randn(1, 1024, 1, 3, 8)
 
-    def flops(documents: Documents | None) -> int:
+    def flops(documents: DocumentBounds | None) -> int:
         with FlopCounterMode(display=False) as counter:
             causal_attention(qkv, False, 0, documents)
         return int(counter.get_total_flops())
@@ -225,7 +225,7 @@ def test_off_a_cpu_documents_are_a_kernel_of_variable_length_or_a_mask(
     monkeypatch.setattr(packed_attention, "attend", packed)
     monkeypatch.setattr(F, "scaled_dot_product_attention", masked)
     extras = extras_of(np.zeros((2, 48), np.bool_))
-    documents = Documents.of(*(torch.from_numpy(one).to("meta") for one in extras.values()))
+    documents = DocumentBounds.of(*(torch.from_numpy(one).to("meta") for one in extras.values()))
     qkv_BTGEK = torch.empty(2, 48, 2, 4, 16, dtype=precision, device="meta", requires_grad=True)
     y_BTD = causal_attention(qkv_BTGEK, False, 7, documents)
     y_BTD.sum().backward()

@@ -4,20 +4,18 @@ Does not read samples: their sources know it by number."""
 from __future__ import annotations
 
 from codescent.data.mixture import order_of
-from codescent.data.samples import PaddedSource, Source
+from codescent.data.samples import PaddedSource
 
 
 class Padding:
     """The padding of each step of a run, over all ranks. `batch`: samples of a step. `positions`: of a sample."""
 
-    def __init__(self, source: Source, seed: int, batch: int, positions: int) -> None:
-        self._source = source if isinstance(source, PaddedSource) else None
+    def __init__(self, source: PaddedSource, seed: int, batch: int, positions: int) -> None:
+        self._source = source
         self._order, self._positions = order_of(source, seed, batch), positions
 
-    def share(self, step: int) -> float | None:
-        """Share of the positions of step `step` (from 0) that are padding, in [0, 1); None: samples have no padding."""
-        if self._source is None:
-            return None
+    def share(self, step: int) -> float:
+        """Share of the positions of step `step` (from 0) that are padding, in [0, 1)."""
         samples = self._order.global_batch_size
         numbers = self._order.indices_of_steps(step, 1, 0, samples).ravel()
         return float(self._source.padding(numbers).sum() / (samples * self._positions))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from codescent.models.part import Part
 from codescent.models.saved_blocks import DROPOUT_SITES
 from codescent.operators.cache import KVCache, LayerCache
-from codescent.operators.documents import Documents
+from codescent.operators.documents import DocumentBounds
 from codescent.operators.dropout import drop
 
 # Shapes: B samples, T positions, D hidden_dim, V vocab_size; C = head_dim / 2 of rotary positions; M documents of a
@@ -90,7 +90,7 @@ class Block(ResidualBlock):
         `keys_3B`: dropout keys of the three sites; None: no dropout. `rows_T`: positions of the rows of x; None: all.
         The other arguments are those of `Attention.forward`; of its documents both tensors.
         """
-        documents = None if begins_BT is None else Documents(begins_BT, offsets_N)
+        documents = None if begins_BT is None else DocumentBounds(begins_BT, offsets_N)
         keys = (None,) * self.SITES if keys_3B is None else keys_3B.unbind(0)
         reads = keys[0], padding_BT, cache, turns_TC2, documents
         x_BTD = self.residual(self.attn, self.norm_1, x_BTD, keys[1], rows_T, *reads)
@@ -108,7 +108,7 @@ class Decoder(Part):
     head: nn.Linear
 
     def angles(
-        self, inputs: Tensor, positions_BT: Tensor | None, dtype: torch.dtype, documents: Documents | None = None
+        self, inputs: Tensor, positions_BT: Tensor | None, dtype: torch.dtype, documents: DocumentBounds | None = None
     ) -> Tensor | None:
         """Rotary angles for attention; None: no rotation. `positions_BT`: positions of the inputs, with a cache."""
         return None
@@ -138,7 +138,7 @@ class Decoder(Part):
             begins_BT, ends_BM: the documents of each sample (see `data.documents`): positions begin again at each, and
                 no token sees another document. None: a sample is one document.
         """
-        documents = None if begins_BT is None or ends_BM is None else Documents.of(begins_BT, ends_BM)
+        documents = None if begins_BT is None or ends_BM is None else DocumentBounds.of(begins_BT, ends_BM)
         x_BTD, tied_gradient_VD, positions_BT, last_B = inputs, None, None, None
         keys_SB = self.dropout_keys(len(inputs))
         if cache is not None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from codescent.operators import packed_attention, products
 from codescent.operators.block_attention import BlockAttention, block_attention_op
-from codescent.operators.documents import Documents
+from codescent.operators.documents import DocumentBounds
 from codescent.operators.dropout import drop
 from codescent.operators.head_norm import HeadNorm, Scale
 from codescent.operators.kept import keeping
@@ -42,7 +42,7 @@ class AttentionCore(Protocol):
         dropout: float,
         first_head: int,
         window: int,
-        documents: Documents | None,
+        documents: DocumentBounds | None,
     ) -> Tensor:
         """See `attend`, and `causal_attention` for `window` and `documents`."""
 
@@ -97,7 +97,7 @@ class Attention(nn.Module):
         padding_BT: Tensor | None = None,
         cache: LayerCache | None = None,
         turns_TC2: Tensor | None = None,
-        documents: Documents | None = None,
+        documents: DocumentBounds | None = None,
     ) -> Tensor:
         """The attention output, to add to the residual stream: [B, T, D].
 
@@ -236,7 +236,7 @@ def _by_kind(qkv_BTGEK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def causal_attention(
-    qkv_BTGEK: Tensor, recompute: bool = False, window: int = 0, documents: Documents | None = None
+    qkv_BTGEK: Tensor, recompute: bool = False, window: int = 0, documents: DocumentBounds | None = None
 ) -> Tensor:
     """Causal attention: softmax(q k^T / sqrt(head_dim)) v over a position and the earlier ones: [B, T, D].
 

@@ -66,7 +66,7 @@ class _Seen:
     def first(self, start: int) -> int:
         """The first key that the block of queries from `start` on sees."""
         begin = 0 if self._begins is None else self._begins[start // BLOCK_QUERIES]
-        return max(begin, first_key(start, self.window))
+        return max(begin, first_key(start, self.window)) if self.window else begin
 
     def hide(self, mask_QS: Tensor, start: int) -> Tensor:
         """The mask of this block, to add, with -inf also where the key is too early for the query."""

@@ -11,7 +11,7 @@ from torch import Tensor
 # Shapes: B samples, T positions of a sample, M documents of the sample that has most, N = B * M documents.
 
 
-class Documents(NamedTuple):
+class DocumentBounds(NamedTuple):
     """The documents of some samples. No query sees a key of another document.
 
     Attributes:
@@ -25,7 +25,7 @@ class Documents(NamedTuple):
     offsets_N: Tensor | None = None
 
     @classmethod
-    def of(cls, begins_BT: Tensor, ends_BM: Tensor) -> Documents:
+    def of(cls, begins_BT: Tensor, ends_BM: Tensor) -> DocumentBounds:
         """Documents as a loader gives them (see `data.documents`). Nothing waits for the device."""
         if begins_BT.device.type == "cpu":
             return cls(begins_BT)

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from codescent.base.ranges import Flight
 from codescent.base.stopwatch import waiting
-from codescent.operators.documents import Documents
+from codescent.operators.documents import DocumentBounds
 from codescent.operators.fused_attention import fused_attention_for
 from codescent.operators.kept import in_parts
 from codescent.plan import Collective
@@ -150,7 +150,7 @@ def split_attention(
     *,
     first_head: int = 0,
     window: int = 0,
-    documents: Documents | None = None,
+    documents: DocumentBounds | None = None,
 ) -> Tensor:
     """Causal attention softmax(q k^T / sqrt(K)) v over a sequence that is split over ranks: [B, H, T, K].
 

@@ -22,6 +22,7 @@ from codescent.config.effects import effective
 from codescent.config.load import to_toml
 from codescent.coupling.membership import MembershipChange
 from codescent.data.padding import Padding
+from codescent.data.samples import PaddedSource
 from codescent.hub.cache import weights_place
 from codescent.huggingface.folder import open_folder
 from codescent.huggingface.tokens import Controls, has_same_tokens, tokenizer_text
@@ -74,7 +75,7 @@ class Report:
         self.told = run.path  # the path of the run folder that the user knows
         self.peak: float = run.machine["peak_flops_per_s"]  # of a device
         self.has_peak = not threads.is_slowed(run.machine["peak_others"])
-        self.padding = _padding(run) if run.folder is not None else None
+        self.padding = _padding(run)
         self.late_portions = 0
         peak, self.slow_steps = self.peak * run.plan.devices, SlowSteps()
         number, flops = run.machine["num_threads"], self.flops / run.world.this_rank.world_size
@@ -414,11 +415,12 @@ def steps_between_rows(num_steps: int) -> int:
     return -(-num_steps // ROWS)
 
 
-def _padding(run: OpenRun) -> Padding:
-    """The padding of each step."""
-    plan, work = run.plan, run.plan.work
-    source = run.dataset.source("train", work.seq_len, work.positions(-1))
-    return Padding(source, plan.seed, work.global_batch_size, work.seq_len)
+def _padding(run: OpenRun) -> Padding | None:
+    """The padding of each step, on the rank that writes it; None elsewhere, and if samples have no padding."""
+    source, work = None if run.folder is None else run.source("train"), run.plan.work
+    if not isinstance(source, PaddedSource):
+        return None
+    return Padding(source, run.plan.seed, work.global_batch_size, work.seq_len)
 
 
 def _first_of(lines: list[str]) -> str:

@@ -14,7 +14,7 @@ from codescent.models.decoder import Block, Decoder
 from codescent.models.llama.declare import LlamaShape
 from codescent.operators.activations import SWIGLU, ActivatedThenLinear, GateUp
 from codescent.operators.attention import Attention
-from codescent.operators.documents import Documents
+from codescent.operators.documents import DocumentBounds
 from codescent.operators.frequencies import frequencies, gain_of
 from codescent.operators.head_norm import HeadNorm
 from codescent.operators.rotary import every_turn, turns
@@ -72,7 +72,7 @@ class Llama(Decoder):
         return Block(rms_norm, 0.0, norm_first=first, norm_output=not first, attn=attn, mlp=mlp)
 
     def angles(
-        self, inputs: Tensor, positions_BT: Tensor | None, dtype: torch.dtype, documents: Documents | None = None
+        self, inputs: Tensor, positions_BT: Tensor | None, dtype: torch.dtype, documents: DocumentBounds | None = None
     ) -> Tensor:
         """See `Decoder`."""
         if positions_BT is not None:
