@@ -18,6 +18,8 @@ from codescent.operators.head_norm import HeadNorm, Scale
 from codescent.operators.kept import keeping
 from codescent.operators.linear import Linear
 from codescent.operators.rotary import turn
+from codescent.operators.scores import PLAIN, ScoreTraits
+from codescent.operators.soft_cap import capped
 
 if TYPE_CHECKING:
     from codescent.operators.cache import LayerCache
@@ -40,9 +42,9 @@ class AttentionCore(Protocol):
         keys_B: Tensor | None,
         dropout: float,
         first_head: int,
-        window: int,
+        scores: ScoreTraits,
     ) -> Tensor:
-        """See `attend`, and `causal_attention` for `window`."""
+        """See `attend`."""
 
 
 class Attention(nn.Module):
@@ -55,7 +57,7 @@ class Attention(nn.Module):
 
     Attributes:
         head_norm: the norm of queries and keys, with the scales `q_norm` and `k_norm`; None: there is none.
-        window: a position sees so many positions, itself included; 0: no window.
+        scores: window, cap and factor of causal scores.
         causal: whether a position sees only itself and earlier positions.
         recompute: whether backward recomputes the probabilities. Fused kernels always recompute them.
         core: computes attention if the sequence is split over ranks; None: the sequence is whole.
@@ -73,7 +75,7 @@ class Attention(nn.Module):
         head_dim: int | None = None,
         qkv_bias: bool | None = None,
         norm: HeadNorm | None = None,
-        window: int = 0,
+        scores: ScoreTraits = PLAIN,
     ) -> None:
         super().__init__()
         queries, groups = heads
@@ -82,7 +84,7 @@ class Attention(nn.Module):
         self.recompute = False
         self.core: AttentionCore | None = None
         self.first_head = 0
-        self.head_norm, self.window = norm, window
+        self.head_norm, self.scores = norm, scores
         self.qkv = Linear(width, groups * self.group_rows * self.head_dim, bias if qkv_bias is None else qkv_bias)
         if norm is not None:
             self.q_norm, self.k_norm = (Scale(size) for size in norm.widths or (self.head_dim, self.head_dim))
@@ -114,7 +116,7 @@ class Attention(nn.Module):
         if turns_TC2 is not None:
             qkv_BTGEK = turn(qkv_BTGEK, turns_TC2 if turns_TC2.ndim > 3 else turns_TC2[:length])
         if self.causal and keys_B is None and padding_BT is None and cache is None and self.core is None:
-            y_BTD: Tensor = self.out(causal_attention(qkv_BTGEK, self.recompute, self.window))
+            y_BTD: Tensor = self.out(causal_attention(qkv_BTGEK, self.recompute, self.scores))
             return y_BTD
         q_BHTK, k_BTGK, v_BTGK = _by_kind(qkv_BTGEK)
         k_BGTK, v_BGTK = k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2)
@@ -126,17 +128,12 @@ class Attention(nn.Module):
                 keys_B=keys_B,
                 dropout=self.dropout,
                 first_head=self.first_head,
-                window=self.window,
+                scores=self.scores,
             )
         elif cache is not None:
             k_BSGK, v_BSGK = cache.extend(k_BTGK, v_BTGK)
-            y_BHTK = F.scaled_dot_product_attention(
-                q_BHTK,
-                k_BSGK.transpose(1, 2),
-                v_BSGK.transpose(1, 2),
-                attn_mask=cache.seen(self.window),
-                enable_gqa=self.group_rows > 3,
-            )
+            seen_B1TS = cache.seen(self.scores.window)
+            y_BHTK = attend_to_seen(q_BHTK, k_BSGK.transpose(1, 2), v_BSGK.transpose(1, 2), seen_B1TS, self.scores)
         else:
             hidden = hidden_keys(qkv_BTW, None if padding_BT is None else padding_BT[:, :length], causal=self.causal)
             y_BHTK = attend(q_BHTK, k_BGTK, v_BGTK, hidden, keys_B, self.dropout, self.first_head)
@@ -189,9 +186,25 @@ def hidden_keys(like: Tensor, padding_BS: Tensor | None, *, causal: bool) -> Ten
     return padding_B11S if later_TT is None else padding_B11S | later_TT
 
 
-def seen_keys(length: int, window: int, device: torch.device) -> Tensor:
-    """bool [T, T]: whether a query sees a key: itself and the window - 1 positions before."""
-    return torch.ones(length, length, dtype=torch.bool, device=device).tril_().triu_(1 - window)
+def attend_to_seen(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, seen_B1TS: Tensor, scores: ScoreTraits) -> Tensor:
+    """Attention of some queries to the keys that `seen_B1TS` (bool) says: [B, H, T, K]. It knows no window itself.
+
+    No kernel of torch caps scores: then the formula is computed in at least fp32.
+    """
+    head_dim, grouped = q_BHTK.shape[-1], q_BHTK.shape[1] > k_BGSK.shape[1]
+    if not scores.cap:
+        scale = scores.factor(head_dim) if scores.width else None
+        return F.scaled_dot_product_attention(
+            q_BHTK, k_BGSK, v_BGSK, attn_mask=seen_B1TS, scale=scale, enable_gqa=grouped
+        )
+    wide, times = torch.promote_types(q_BHTK.dtype, torch.float32), q_BHTK.shape[1] // k_BGSK.shape[1]
+    q_BHTK, k_BHSK, v_BHSK = (
+        q_BHTK.to(wide),
+        k_BGSK.to(wide).repeat_interleave(times, 1),
+        v_BGSK.repeat_interleave(times, 1),
+    )
+    scores_BHTS = capped(q_BHTK @ k_BHSK.transpose(2, 3) * scores.factor(head_dim), scores.cap)
+    return scores_BHTS.masked_fill(~seen_B1TS, -math.inf).softmax(-1).to(v_BHSK.dtype) @ v_BHSK
 
 
 def attend(
@@ -227,30 +240,31 @@ def _by_kind(qkv_BTGEK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q_BTGRK.flatten(2, 3).transpose(1, 2), k_BTG1K.squeeze(3), v_BTG1K.squeeze(3)
 
 
-def causal_attention(qkv_BTGEK: Tensor, recompute: bool = False, window: int = 0) -> Tensor:
+def causal_attention(qkv_BTGEK: Tensor, recompute: bool = False, scores: ScoreTraits = PLAIN) -> Tensor:
     """Causal attention: softmax(q k^T / sqrt(head_dim)) v over a position and the earlier ones: [B, T, D].
 
     On CUDA this is torch's scaled_dot_product_attention. On a CPU it is `BlockAttention`: with 4 samples of 256
     positions, 12 heads of 64, one AVX-512 core, forward + backward take 9 ms against 33 in bf16, 15 against 34 in fp32.
 
-    `window`: a position sees so many positions, itself included; 0: all earlier ones. Off a CPU a window is a mask.
+    With a window or a cap it is `BlockAttention` on every device: torch's kernels have no cap, and would need a mask
+    of all pairs, with which those for groups of heads keep the probabilities of all pairs.
 
     `qkv_BTGEK` is contiguous. With `recompute` even small probabilities are not saved. Fused kernels never save them.
     """
-    window = window if window < qkv_BTGEK.shape[1] else 0
-    if qkv_BTGEK.device.type == "cpu":
+    scores = scores.within(qkv_BTGEK.shape[1])
+    if qkv_BTGEK.device.type == "cpu" or scores.by_blocks:
         if torch.compiler.is_compiling() or keeping():
-            y_BTD: Tensor = block_attention_op(qkv_BTGEK, window)[0]
+            y_BTD: Tensor = block_attention_op(qkv_BTGEK, scores.window, scores.cap, scores.width)[0]
             return y_BTD
-        y_BTD = BlockAttention.apply(qkv_BTGEK, recompute, window)  # type: ignore[no-untyped-call]
+        y_BTD = BlockAttention.apply(qkv_BTGEK, recompute, scores)  # type: ignore[no-untyped-call]
         return y_BTD
     q_BHTK, k_BTGK, v_BTGK = _by_kind(qkv_BTGEK)
     y_BHTK = F.scaled_dot_product_attention(
         q_BHTK,
         k_BTGK.transpose(1, 2),
         v_BTGK.transpose(1, 2),
-        attn_mask=seen_keys(q_BHTK.shape[2], window, q_BHTK.device) if window else None,
-        is_causal=not window,
+        is_causal=True,
+        scale=scores.factor(q_BHTK.shape[-1]) if scores.width else None,
         enable_gqa=qkv_BTGEK.shape[3] > 3,
     )
     return y_BHTK.transpose(1, 2).flatten(2)

@@ -24,7 +24,7 @@ LSE_MULTIPLE = 32
 class AttentionSizes:
     """Sizes of an attention layer: query heads, key-value heads (groups), channels of a head, positions of the keys.
 
-    `window`: of how many positions a query sees the keys; 0: there is no window.
+    `window`: of how many positions a query sees the keys; 0: there is no window. `cap`: of the scores; 0: none.
     """
 
     queries: int
@@ -32,34 +32,56 @@ class AttentionSizes:
     channels: int
     keys: int
     window: int = 0
+    cap: float = 0.0
+
+    @property
+    def by_blocks(self) -> bool:
+        """Whether causal attention is computed block by block on every device (`scores.ScoreTraits.by_blocks`)."""
+        return 0 < self.window < self.keys or self.cap > 0.0
 
 
 def head_norm(stream: Stream, name: str, heads: AttentionSizes, *, over_all: bool) -> Iterator[SavedTensor]:
-    """A norm of queries and keys: its input, and a number of each head, or of all queries and of all keys."""
-    projected = (heads.queries + 2 * heads.groups) * heads.channels
+    """A norm of queries and keys: its input, and a number of each head, or of all queries and of all keys.
+
+    A compiled block keeps such a number for each query head of a group, and the scales as the norm reads them.
+    """
+    projected, normed = (heads.queries + 2 * heads.groups) * heads.channels, heads.queries // heads.groups + 1
     yield stream.columns(f"{name} norm input", projected)
     if over_all:
-        yield stream.inputs(f"{name} norm of all heads", 2, dtype=stream.forward.wide)
+        for numbers, places in ((2, (CPU, EAGER)), (normed, (COMPILED,))):
+            for on in places:
+                yield stream.inputs(f"{name} norm of all heads", numbers, dtype=stream.forward.wide, on=on)
+        scales, dims = heads.groups * normed * heads.channels, Dim.COLUMN
     else:
         yield stream.columns(f"{name} norm of a head", heads.queries + heads.groups, dtype=stream.forward.wide)
+        scales, dims = normed * heads.channels, Dim.WHOLE
+    yield stream.tensor(f"{name} norm scales", (scales,), (dims,), on=COMPILED)
 
 
 def causal_attention(stream: Stream, name: str, heads: AttentionSizes) -> Iterator[SavedTensor]:
-    """Causal self-attention without dropout. A CPU keeps the projections by head, and small probabilities."""
+    """Causal self-attention without dropout. By blocks it keeps the projections by head, on a CPU and small
+    probabilities."""
     qkv, formula = f"{name}.qkv by head", by_formula(stream.forward.precision, heads)
     projected = (heads.queries + 2 * heads.groups) * heads.channels
     yield stream.columns(qkv, projected, core=True, on=CPU if formula else "")
-    if heads.keys <= KEEP_HEAD_DIMS * heads.channels:
+    if keeps_probabilities(heads):
         shape = (stream.forward.samples, heads.queries, pairs_in_blocks(heads.keys, heads.window))
         small = qkv if stream.forward.precision == stream.forward.wide else ""
         dims, more = (Dim.SAMPLE, Dim.COLUMN, Dim.WHOLE), {"on": CPU, "core": True, "small": small}
         yield stream.tensor(f"{name} probabilities", shape, dims, **more | {"under": UNLESS_RECOMPUTED})
+    if heads.by_blocks:
+        return
     if formula:
         yield from formula_attention(stream, name, heads, stream, memory=projected)
         return
     yield from _log_sum_exp(stream, f"{name} log-sum-exp", heads, on=(CUDA,))
     if stream.forward.divides < heads.groups < heads.queries:  # the queries of one group need no copy
         yield stream.columns(f"{name} queries", heads.queries * heads.channels, on=CUDA, core=True)
+
+
+def keeps_probabilities(heads: AttentionSizes) -> bool:
+    """Whether causal attention on a CPU keeps its probabilities if they are small."""
+    return heads.keys <= KEEP_HEAD_DIMS * heads.channels and not heads.cap
 
 
 def _log_sum_exp(
@@ -79,8 +101,10 @@ def is_memory_efficient(precision: str, *, masked: bool = False) -> bool:
 
 
 def by_formula(precision: str, heads: AttentionSizes) -> bool:
-    """Whether CUDA has no kernel: none computes fp64, and none of fp32 reads the keys of groups as they are."""
-    return precision == "fp64" or (precision == "fp32" and heads.groups < heads.queries)
+    """Whether CUDA has no kernel: none computes fp64, and none of fp32 reads the keys of groups as they are. Attention
+    by blocks needs none."""
+    lacks = precision == "fp64" or (precision == "fp32" and heads.groups < heads.queries)
+    return lacks and not heads.by_blocks
 
 
 def formula_attention(
@@ -138,8 +162,9 @@ def fused_attention(
 
 def output(stream: Stream, layer: str, heads: AttentionSizes, *, causal: bool) -> Iterator[SavedTensor]:
     """What attention without dropout computes, which the matrix `layer` reads. A fused kernel keeps it, too."""
-    formula, width = by_formula(stream.forward.precision, heads), heads.queries * heads.channels
-    for device, only in ((CPU, causal), (CUDA, formula)):
+    alone = by_formula(stream.forward.precision, heads) or (causal and heads.by_blocks)
+    width = heads.queries * heads.channels
+    for device, only in ((CPU, causal), (CUDA, alone)):
         yield stream.columns(f"{layer} input", width, layer=layer if only else "", product=layer, on=device)
 
 
@@ -166,14 +191,19 @@ def attention_with_dropout(
 
 
 def attention_product(
-    stream: Stream, name: str, heads: AttentionSizes, *, causal: bool, masked: bool = False
+    stream: Stream, name: str, heads: AttentionSizes, *, causal: bool, masked: bool = False, normed: bool = False
 ) -> Iterator[SavedTensor]:
-    """What parallel.recompute = "products" keeps of attention without dropout: the results of its kernel."""
+    """What parallel.recompute = "products" keeps of attention without dropout: the results of its kernel.
+
+    `normed`: queries and keys are. Else compiled blocks keep no product of which attention by blocks keeps the turn.
+    """
     kept: dict[str, Any] = {"under": PRODUCTS, "core": True}
     formula = by_formula(stream.forward.precision, heads)
     yield stream.columns(f"{name} product", heads.queries * heads.channels, **kept, on=CPU if formula else "")
     projected = (heads.queries + 2 * heads.groups) * heads.channels
-    if causal:
-        yield stream.columns(f"{name}.qkv by head product", projected, on=CPU, **kept)
-    on = (*(() if causal else (CPU,)), *(() if formula else (CUDA,)))
+    blocks = causal and heads.by_blocks
+    places = (("",) if normed else (CPU, EAGER)) if blocks else (CPU,)
+    for device in places if causal else ():
+        yield stream.columns(f"{name}.qkv by head product", projected, on=device, **kept)
+    on = (*(() if causal else (CPU,)), *(() if formula or blocks else (CUDA,)))
     yield from _log_sum_exp(stream, f"{name} log-sum-exp product", heads, on, masked=masked, under=PRODUCTS)

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from codescent.operators import products
 from codescent.operators.dropout import dropped_at
+from codescent.operators.scores import PLAIN, ScoreTraits
+from codescent.operators.soft_cap import cap_
 
 # Shapes: B samples, G key-value heads, P = B * G pairs of sample and key-value head, R query heads that read the same
 # key-value head, T positions of a rank, K head_dim; in a tile: Q queries, N = R * Q rows, S keys.
@@ -54,7 +56,7 @@ class Tile:
 class CausalTiles:
     """Attention of the queries of rank `index` to the keys and values of each source rank, tile by tile.
 
-    `degree`: ranks of the group. `length`: T. `keys_B`, `dropout`, `first_head` and `window`: see
+    `degree`: ranks of the group. `length`: T. `keys_B`, `dropout`, `first_head` and `scores`: see
     `ring.split_attention`.
     """
 
@@ -64,7 +66,7 @@ class CausalTiles:
     keys_B: Tensor | None = None
     dropout: float = 0.0
     first_head: int = 0
-    window: int = 0
+    scores: ScoreTraits = PLAIN
 
     def __post_init__(self) -> None:
         if self.length % 2 != 0:
@@ -104,15 +106,15 @@ class CausalTiles:
         k_PTK, v_PTK = kv_2PTK
         for tile in self.tiles(source):
             v_PSK = v_PTK[:, tile.keys]
-            scores_PNS = self._scores(source, q_PRTK, k_PTK, tile).to(y_PRTK.dtype)
+            scores_PNS, _ = self._scores(source, q_PRTK, k_PTK, tile, y_PRTK.dtype)
             top_PN1 = scores_PNS.amax(-1, keepdim=True)
-            if self.window:  # a query may see none of these keys: its share of the softmax is 0 then
+            if self.scores.window:  # a query may see none of these keys: its share of the softmax is 0 then
                 top_PN1.clamp_(min=torch.finfo(top_PN1.dtype).min / 2)
             p_PNS = scores_PNS.sub_(top_PN1).exp_()
             sum_PN1 = p_PNS.sum(-1, keepdim=True)
             if self.keys_B is not None:
                 p_PNS.masked_fill_(self._dropped(self.keys_B, source, tile, p_PNS), 0.0)
-            if self.window:
+            if self.scores.window:
                 sum_PN1.clamp_(min=torch.finfo(sum_PN1.dtype).tiny)
             new_PNK = products.bmm(p_PNS.to(v_PSK.dtype), v_PSK).to(y_PRTK.dtype) / sum_PN1
             y_PRQK, lse_PRQ = y_PRTK[:, :, tile.queries], lse_PRT[:, :, tile.queries]
@@ -142,12 +144,8 @@ class CausalTiles:
         for tile in self.tiles(source):
             k_PSK, v_PSK = k_PTK[:, tile.keys], v_PTK[:, tile.keys]
             q_PNK, d_y_PNK = _rows(q_PRTK, tile), _rows(d_y_PRTK, tile)
-            p_PNS = (
-                self._scores(source, q_PRTK, k_PTK, tile)
-                .to(d_q_PRTK.dtype)
-                .sub_(_rows(lse_PRT, tile).unsqueeze(-1))
-                .exp_()
-            )
+            scores_PNS, slope_PNS = self._scores(source, q_PRTK, k_PTK, tile, d_q_PRTK.dtype)
+            p_PNS = scores_PNS.sub_(_rows(lse_PRT, tile).unsqueeze(-1)).exp_()
             d_p_PNS = products.bmm(d_y_PNK, v_PSK.transpose(1, 2)).to(d_q_PRTK.dtype)
             kept_PNS = p_PNS
             if self.keys_B is not None:
@@ -155,22 +153,27 @@ class CausalTiles:
                 kept_PNS = p_PNS.masked_fill(dropped_PNS, 0.0)
                 d_p_PNS.masked_fill_(dropped_PNS, 0.0)
             d_v_PTK[:, tile.keys] += products.bmm(kept_PNS.to(v_PSK.dtype).transpose(1, 2), d_y_PNK)
-            d_s_PNS = d_p_PNS.sub_(_rows(delta_PRT, tile).unsqueeze(-1)).mul_(p_PNS).to(k_PSK.dtype)
+            d_s_PNS = d_p_PNS.sub_(_rows(delta_PRT, tile).unsqueeze(-1)).mul_(p_PNS)
+            d_s_PNS = (d_s_PNS if slope_PNS is None else d_s_PNS.mul_(slope_PNS)).to(k_PSK.dtype)
             d_q_PRQK = d_q_PRTK[:, :, tile.queries]
             d_q_PRQK += products.bmm(d_s_PNS, k_PSK).view_as(d_q_PRQK)
             d_k_PTK[:, tile.keys] += products.bmm(d_s_PNS.transpose(1, 2), q_PNK)
 
-    def _scores(self, source: int, q_PRTK: Tensor, k_PTK: Tensor, tile: Tile) -> Tensor:
-        """q k^T, -inf where the key is later than the query, or before its window."""
-        scores_PNS = _scores(q_PRTK, k_PTK, tile)
-        if self.window:
+    def _scores(
+        self, source: int, q_PRTK: Tensor, k_PTK: Tensor, tile: Tile, wide: torch.dtype
+    ) -> tuple[Tensor, Tensor | None]:
+        """q k^T, capped, -inf where the key is later than the query, or before its window; and the slope of the cap."""
+        products_PNS = products.bmm(_rows(q_PRTK, tile), k_PTK[:, tile.keys].transpose(1, 2)).to(wide)
+        slope_PNS = cap_(products_PNS, self.scores.cap) if self.scores.cap else None
+        scores_PNS = _masked(products_PNS, len(q_PRTK), tile)
+        if self.scores.window:
             seq_len = self.degree * self.length
             queries_T = balanced_positions(seq_len, self.degree, self.index, q_PRTK.device)
             keys_T = balanced_positions(seq_len, self.degree, source, q_PRTK.device)
-            past_QS = queries_T[tile.queries, None] - keys_T[tile.keys] >= self.window
+            past_QS = queries_T[tile.queries, None] - keys_T[tile.keys] >= self.scores.window
             by_head = scores_PNS.view(len(q_PRTK), -1, *past_QS.shape)
             by_head.masked_fill_(past_QS, -math.inf)
-        return scores_PNS
+        return scores_PNS, slope_PNS
 
     def _dropped(self, keys_B: Tensor, source: int, tile: Tile, p_PNS: Tensor) -> Tensor:
         """The same dropout mask as on one device: row = head * seq_len + query position, column = key position."""
@@ -188,12 +191,11 @@ def _rows(of_PRT: Tensor, tile: Tile) -> Tensor:
     return of_PRT[:, :, tile.queries].flatten(1, 2)
 
 
-def _scores(q_PRTK: Tensor, k_PTK: Tensor, tile: Tile) -> Tensor:
-    """q k^T, -inf where the key is later than the query."""
-    scores_PNS = products.bmm(_rows(q_PRTK, tile), k_PTK[:, tile.keys].transpose(1, 2))
+def _masked(scores_PNS: Tensor, pairs: int, tile: Tile) -> Tensor:
+    """ScoreTraits, in place -inf where the key is later than the query. `pairs`: P."""
     if tile.causal:
         queries = tile.queries.stop - tile.queries.start
-        later_QQ = torch.ones(queries, queries, dtype=torch.bool, device=q_PRTK.device).triu_(1)
-        scores_PRQS = scores_PNS.view(len(q_PRTK), -1, queries, tile.keys.stop)
+        later_QQ = torch.ones(queries, queries, dtype=torch.bool, device=scores_PNS.device).triu_(1)
+        scores_PRQS = scores_PNS.view(pairs, -1, queries, tile.keys.stop)
         scores_PRQS[..., tile.queries].masked_fill_(later_QQ, -math.inf)
     return scores_PNS

@@ -19,6 +19,7 @@ from codescent.base.ranges import Flight
 from codescent.base.stopwatch import waiting
 from codescent.operators.fused_attention import fused_attention_for
 from codescent.operators.kept import in_parts
+from codescent.operators.scores import PLAIN, ScoreTraits
 from codescent.plan import Collective
 from codescent.strategies.causal_sources import CausalSources
 from codescent.strategies.causal_tiles import CausalTiles
@@ -148,7 +149,7 @@ def split_attention(
     dropout: float = 0.0,
     *,
     first_head: int = 0,
-    window: int = 0,
+    scores: ScoreTraits = PLAIN,
 ) -> Tensor:
     """Causal attention softmax(q k^T / sqrt(K)) v over a sequence that is split over ranks: [B, H, T, K].
 
@@ -156,7 +157,7 @@ def split_attention(
     `context_parallel.exchange_traffic` declares what it sends. Query head h reads key-value head h // (H / G).
 
     On CUDA a fused kernel computes the attention to the keys of each rank. Dropout needs probabilities with our masks,
-    and fp64 and windows have no fused kernel: then, and on a CPU, it is computed tile by tile.
+    and fp64, windows and caps have no fused kernel: then, and on a CPU, it is computed tile by tile.
 
     Args:
         q_BHTK, k_BGTK, v_BGTK: queries, keys and values of this rank's positions.
@@ -164,15 +165,17 @@ def split_attention(
         keys_B: dropout keys for the probabilities, the same on every rank; None: no dropout.
         dropout: probability of being dropped.
         first_head: index of this rank's first query head in the whole layer; dropout masks depend on it.
-        window: a position sees so many positions, itself included; 0: all earlier ones.
+        scores: window, cap and factor of the scores.
     """
     group = exchange.group
-    window = window if window < group.size() * q_BHTK.shape[2] else 0
-    kernel = fused_attention_for(q_BHTK) if keys_B is None and not window else None
+    scores = scores.within(group.size() * q_BHTK.shape[2])
+    if scores.width:  # both ways divide by sqrt(K)
+        q_BHTK = q_BHTK * (scores.factor(q_BHTK.shape[-1]) * math.sqrt(q_BHTK.shape[-1]))
+    kernel = fused_attention_for(q_BHTK) if keys_B is None and not scores.by_blocks else None
     if kernel is not None:
         sources = CausalSources(kernel, group.rank(), q_BHTK.shape[2])
         return FusedSplitAttention.apply(q_BHTK, k_BGTK, v_BGTK, exchange, sources)  # type: ignore[no-any-return, no-untyped-call]
-    tiles = CausalTiles(group.size(), group.rank(), q_BHTK.shape[2], keys_B, dropout, first_head, window)
+    tiles = CausalTiles(group.size(), group.rank(), q_BHTK.shape[2], keys_B, dropout, first_head, scores)
     y_BHTK: Tensor = SplitAttention.apply(q_BHTK, k_BGTK, v_BGTK, exchange, tiles)  # type: ignore[no-untyped-call]
     return y_BHTK
 
