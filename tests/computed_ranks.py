@@ -33,10 +33,10 @@ FORMULAS: dict[Any, Callable[..., int]] = {
         dy, q, k, v
     ),
     # The projections by head, [B, T, G, E, K] and [E, B G, T, K], of which E - 2 are queries.
-    torch.ops.codescent.block_attention: lambda shape, window, *_, **__: (
+    torch.ops.codescent.block_attention: lambda shape, window=0, *_, **__: (
         4 * shape[0] * shape[2] * (shape[3] - 2) * pairs_in_blocks(shape[1], window) * shape[4]
     ),
-    torch.ops.codescent.block_attention_backward: lambda _, shape, window, *__, **___: (
+    torch.ops.codescent.block_attention_backward: lambda _, shape, window=0, *__, **___: (
         10 * shape[1] * (shape[0] - 2) * pairs_in_blocks(shape[2], window) * shape[3]
     ),
 }

@@ -325,6 +325,7 @@ def trait_cases() -> dict[str, Case]:
         "qwen 2": {"qkv_bias": True},
         "qwen 3": {"qk_norm": "head", "head_dim": 12},
         "olmo 2": {"qk_norm": "all", "norm": "output"},
+        "gemma 3": {"qk_norm": "head", "norm": "both", "norm_plus_one": True, "window": 5, "full_every": 2},
     }
     layouts: dict[str, dict[str, Any]] = {
         "zero 3 x tp, full": {"dp_shard": 2, "tp": 2, "recompute": "full"},

@@ -15,6 +15,11 @@ LLAMA = {"kind": "llama", "num_kv_heads": 2, "num_layers": 2}
 BERT = {"kind": "bert", "num_layers": 2, "vocab_size": 97, "seq_len": 20}
 TWO = {"kind": "transformer", "num_encoder_layers": 2, "num_decoder_layers": 3, "source_len": 8, "target_len": 12}
 VECTORS = {"embedding": "none"}
+GEMMA: dict[str, Any] = {
+    "norm": "both", "norm_plus_one": True, "activation": "gelu", "scale_embedding": True, "full_every": 2,
+}  # fmt: skip
+GEMMA_2 = GEMMA | {"window": 5, "score_cap": 20.0, "logit_cap": 30.0, "score_dim": 10}
+GEMMA_3 = GEMMA | {"window": 5, "qk_norm": "head", "rope_local_theta": 100.0}
 KINDS: dict[str, dict[str, Any]] = {
     "gpt2": {"model": GPT2},
     "gpt2 without biases": {"model": GPT2 | {"bias": False}},
@@ -34,6 +39,13 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "gpt2, documents": {"model": GPT2, "documents": "separate"},
     "llama, documents": {"model": LLAMA, "documents": "separate"},
+    "llama as gemma 2, documents": {"model": LLAMA | GEMMA_2, "documents": "separate"},
+    "llama as gemma 2": {"model": LLAMA | GEMMA_2},
+    "llama as gemma 2, in chunks": {"model": LLAMA | GEMMA_2 | {"tie_head": True}, "head_chunk_tokens": 5},
+    "llama as gemma 3": {"model": LLAMA | GEMMA_3},
+    "llama as gemma 2, three blocks of queries": {
+        "model": {"kind": "llama", "num_layers": 2, "seq_len": 300, "hidden_dim": 256, **GEMMA_2, "window": 100}
+    },
     "mlm": {"model": BERT, "task": "mlm"},
     "mlm in chunks": {"model": BERT, "task": "mlm", "head_chunk_tokens": 4},
     "mlm, the embedding in chunks": {"model": BERT, "task": "mlm", "head_chunk_tokens": 8},
@@ -89,6 +101,9 @@ IN_LAYOUTS = (
     "llama as olmo 2",
     "gpt2, documents",
     "llama, documents",
+    "llama as gemma 2, documents",
+    "llama as gemma 2",
+    "llama as gemma 3",
     "mlm",
     "qa",
     "transformer tied last relu",
@@ -246,7 +261,12 @@ QUICK = {
     "gpt2, documents": lambda: of_kind("gpt2, documents", 0.0),
     "gpt2, documents-cp x tp": lambda: of_kind("gpt2, documents", 0.0, LAYOUTS["cp x tp"], recompute="full"),
     "llama, documents-pp": lambda: of_kind("llama, documents", 0.0, LAYOUTS["pp"], recompute="products"),
+    "llama as gemma 2, documents-cp x tp": lambda: of_kind("llama as gemma 2, documents", 0.0, LAYOUTS["cp x tp"]),
     "gpt2, documents-dropout": lambda: of_kind("gpt2, documents", 0.1, recompute="selective"),
+    "llama as gemma 2-tp": lambda: of_kind("llama as gemma 2", 0.0, LAYOUTS["tp"], precision="bf16"),
+    "llama as gemma 2, blocks": lambda: of_kind("llama as gemma 2, three blocks of queries"),
+    "llama as gemma 3-cp x tp": lambda: of_kind("llama as gemma 3", 0.0, LAYOUTS["pp x cp x tp"]),
+    "llama as gemma 3-zero-bubble": lambda: of_kind("llama as gemma 3", 0.0, LAYOUTS["pp zero-bubble"]),
     "pairs-full": lambda: of_kind("pairs, not causal", 0.0, LAYOUTS["pp"], recompute="full"),
     "adapters": lambda: of_kind("gpt2", 0.1, {"tp": 2}, lora=ADAPTERS["some"]),
     "large": lambda: case("fp32", model=LARGE),

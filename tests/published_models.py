@@ -31,7 +31,60 @@ LLAMA_3_3_70B = LLAMA_3_2_1B | {
     "head_dim": 128, "tie_word_embeddings": False, "eos_token_id": [128001, 128008, 128009],
     "rope_scaling": LLAMA_3_2_1B["rope_scaling"] | {"factor": 8.0},  # type: ignore[operator]
 }  # fmt: skip
+PHI_4_MINI = {
+    "model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "bos_token_id": 199999, "embd_pdrop": 0.0, "eos_token_id": 199999, "full_attn_mod": 1, "hidden_act": "silu",
+    "hidden_size": 3072, "initializer_range": 0.02, "intermediate_size": 8192, "interpolate_factor": 1,
+    "lm_head_bias": False, "max_position_embeddings": 131072, "mlp_bias": False, "num_attention_heads": 24,
+    "num_hidden_layers": 32, "num_key_value_heads": 8, "original_max_position_embeddings": 4096, "pad_token_id": 199999,
+    "partial_rotary_factor": 0.75, "resid_pdrop": 0.0, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
+    "rope_scaling": {"long_factor": [1.0] * 24 + [16.0] * 24, "short_factor": [1.0] * 48, "type": "longrope"},
+    "sliding_window": 262144, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "transformers_version": "4.45.0",
+    "use_cache": True, "vocab_size": 200064,
+}  # fmt: skip
+"""The factors of longrope are not the released ones."""
 PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
+    "Phi-4-mini": (PHI_4_MINI, 3_836_021_760),
+    "Phi-3-mini-4k": (
+        {
+            "model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "attention_bias": False,
+            "attention_dropout": 0.0, "bos_token_id": 1, "embd_pdrop": 0.0, "eos_token_id": 32000,
+            "hidden_act": "silu", "hidden_size": 3072, "initializer_range": 0.02, "intermediate_size": 8192,
+            "max_position_embeddings": 4096, "num_attention_heads": 32, "num_hidden_layers": 32,
+            "num_key_value_heads": 32, "original_max_position_embeddings": 4096, "pad_token_id": 32000,
+            "resid_pdrop": 0.0, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000.0,
+            "sliding_window": 2047, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+            "transformers_version": "4.40.2", "use_cache": True, "vocab_size": 32064,
+        },
+        3_821_079_552,
+    ),
+    "Gemma-2-2b": (
+        {
+            "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "attention_bias": False,
+            "attention_dropout": 0.0, "attn_logit_softcapping": 50.0, "bos_token_id": 2, "cache_implementation":
+            "hybrid", "eos_token_id": 1, "final_logit_softcapping": 30.0, "head_dim": 256, "hidden_act":
+            "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2304,
+            "initializer_range": 0.02, "intermediate_size": 9216, "max_position_embeddings": 8192,
+            "num_attention_heads": 8, "num_hidden_layers": 26, "num_key_value_heads": 4, "pad_token_id": 0,
+            "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_theta": 10000.0, "sliding_window": 4096,
+            "torch_dtype": "float32", "transformers_version": "4.42.4", "use_cache": True, "vocab_size": 256000,
+        },
+        2_614_341_888,
+    ),
+    "Gemma-3-1b": (
+        {
+            "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "attention_bias": False,
+            "attention_dropout": 0.0, "attn_logit_softcapping": None, "bos_token_id": 2, "cache_implementation":
+            "hybrid", "eos_token_id": [1, 106], "final_logit_softcapping": None, "head_dim": 256,
+            "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1152, "initializer_range": 0.02,
+            "intermediate_size": 6912, "max_position_embeddings": 32768, "num_attention_heads": 4,
+            "num_hidden_layers": 26, "num_key_value_heads": 1, "pad_token_id": 0, "query_pre_attn_scalar": 256,
+            "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000, "rope_scaling": None, "rope_theta": 1000000,
+            "sliding_window": 512, "sliding_window_pattern": 6, "torch_dtype": "bfloat16",
+            "transformers_version": "4.50.0.dev0", "use_cache": True, "vocab_size": 262144,
+        },
+        999_885_952,
+    ),
     "Llama-3.2-1B": (LLAMA_3_2_1B, 1_235_814_400),
     "Llama-3.3-70B": (LLAMA_3_3_70B, 70_553_706_496),
     "SmolLM2-135M": (SMOLLM2_135M, 134_515_008),

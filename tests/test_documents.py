@@ -21,8 +21,8 @@ from codescent.models.gpt2.module import GPT2
 from codescent.models.initialize import initialize_
 from codescent.models.llama.module import Llama
 from codescent.operators import packed_attention
-from codescent.operators.attention import causal_attention, seen_keys
-from codescent.operators.block_attention import block_attention_op
+from codescent.operators.attention import causal_attention
+from codescent.operators.block_attention import PLAIN, ScoreTraits, block_attention_op
 from codescent.operators.documents import DocumentBounds
 from codescent.tasks.conversations.dataset import ResponseSource
 from codescent.tasks.conversations.packed import PackedSource, packs_of
@@ -33,6 +33,11 @@ KINDS: dict[str, tuple[type[Decoder], str, dict[str, Any]]] = {
     "gpt2": (GPT2, "gpt2", {}),
     "llama": (Llama, "llama", {"num_kv_heads": 2}),
     "llama with a window": (Llama, "llama", {"num_kv_heads": 2, "window": 7}),
+    "llama as gemma": (
+        Llama,
+        "llama",
+        {"num_kv_heads": 2, "window": 7, "full_every": 2, "score_cap": 9.0, "rope_local_theta": 100.0},
+    ),
 }
 
 
@@ -75,8 +80,10 @@ def test_the_last_token_of_a_document_has_no_target() -> None:
 
 
 ATTENTIONS: dict[str, Callable[[Tensor, int, DocumentBounds], Tensor]] = {
-    "plain": lambda qkv, window, documents: causal_attention(qkv, False, window, documents),
-    "for the compiler": lambda qkv, window, documents: block_attention_op(qkv, window, documents.begins_BT)[0],
+    "plain": lambda qkv, window, documents: causal_attention(qkv, False, ScoreTraits(window), documents),
+    "for the compiler": lambda qkv, window, documents: block_attention_op(qkv, window, begins_BT=documents.begins_BT)[
+        0
+    ],
 }
 
 
@@ -92,7 +99,8 @@ def test_attention_on_a_cpu_is_that_with_a_mask(attention: str, window: int) -> 
     (found,) = torch.autograd.grad(y_BTD, qkv_BTGEK, d_y_BTD)
     q_BTGRK, k_BTG1K, v_BTG1K = torch.split(qkv_BTGEK, [2, 1, 1], dim=3)
     q, k, v = (one.flatten(2, 3).transpose(1, 2) for one in (q_BTGRK, k_BTG1K, v_BTG1K))
-    seen = seen_keys(length, window, torch.device("cpu")) & ~documents.hidden()
+    seen = documents.seen()
+    seen = seen.triu(1 - window) if window else seen
     wanted_BTD = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True).transpose(1, 2).flatten(2)
     (wanted,) = torch.autograd.grad(wanted_BTD, qkv_BTGEK, d_y_BTD)
     torch.testing.assert_close(y_BTD, wanted_BTD, rtol=1e-12, atol=1e-12)
@@ -105,7 +113,7 @@ def test_a_cpu_computes_no_block_of_keys_of_another_document() -> None:
 
     def flops(documents: DocumentBounds | None) -> int:
         with FlopCounterMode(display=False) as counter:
-            causal_attention(qkv, False, 0, documents)
+            causal_attention(qkv, False, PLAIN, documents)
         return int(counter.get_total_flops())
 
     assert flops(documents_of([list(range(128, 1024, 128))], 1024)) * 36 == flops(None) * 8
@@ -205,21 +213,32 @@ def test_the_padding_of_samples_is_counted() -> None:
     assert filled == source.lengths.sum()
 
 
-@pytest.mark.parametrize(("precision", "serves"), [(torch.bfloat16, True), (torch.float32, False)])
-def test_off_a_cpu_documents_are_a_kernel_of_variable_length_or_a_mask(
-    monkeypatch: pytest.MonkeyPatch, precision: torch.dtype, serves: bool
+WAYS = {
+    "half precision": (torch.bfloat16, PLAIN, "kernel"),
+    "half precision, a window": (torch.bfloat16, ScoreTraits(7), "kernel"),
+    "half precision, a cap": (torch.bfloat16, ScoreTraits(7, 20.0), "blocks"),
+    "fp32": (torch.float32, PLAIN, "mask"),
+    "fp32, a window": (torch.float32, ScoreTraits(7), "blocks"),
+}
+
+
+@pytest.mark.parametrize("case", WAYS)
+def test_off_a_cpu_documents_are_a_kernel_of_variable_length_or_blocks_or_a_mask(
+    monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     """The meta device takes the way of CUDA. No number is computed: no CUDA device runs this test."""
-    offsets: list[Tensor] = []
-    plain, masks = packed_attention.attend, []
-    sdpa = F.scaled_dot_product_attention
+    precision, scores, way = WAYS[case]
+    taken: list[str] = []
+    plain, sdpa = packed_attention.attend, F.scaled_dot_product_attention
 
     def packed(*given: Any) -> Tensor:
-        offsets.append(given[3])
+        taken.append("kernel")
         return plain(*given)
 
     def masked(*given: Any, attn_mask: Tensor | None = None, **more: Any) -> Tensor:
-        masks.append(attn_mask)
+        assert attn_mask is not None
+        assert attn_mask.shape == (2, 1, 48, 48)
+        taken.append("mask")
         return sdpa(*given, attn_mask=attn_mask, **more)
 
     monkeypatch.setattr(packed_attention, "attend", packed)
@@ -227,9 +246,8 @@ def test_off_a_cpu_documents_are_a_kernel_of_variable_length_or_a_mask(
     extras = extras_of(np.zeros((2, 48), np.bool_))
     documents = DocumentBounds.of(*(torch.from_numpy(one).to("meta") for one in extras.values()))
     qkv_BTGEK = torch.empty(2, 48, 2, 4, 16, dtype=precision, device="meta", requires_grad=True)
-    y_BTD = causal_attention(qkv_BTGEK, False, 7, documents)
+    y_BTD = causal_attention(qkv_BTGEK, False, scores, documents)
     y_BTD.sum().backward()
     assert y_BTD.shape == (2, 48, 2 * 2 * 16)
     assert qkv_BTGEK.grad is not None
-    assert [len(offsets), len(masks)] == ([1, 0] if serves else [0, 1])
-    assert serves or masks[0].shape == (2, 1, 48, 48)
+    assert taken == ([] if way == "blocks" else [way])

@@ -45,6 +45,9 @@ WIDTHS = {"num_heads": 4, "hidden_dim": 64}
 TWO = {"kind": "transformer", "num_encoder_layers": 1, "num_decoder_layers": 1, "source_len": 12, "target_len": 20}
 BERT = {"kind": "bert", "num_layers": 2, "seq_len": LENGTH, "ffn_dim": 96}
 ONE = {"num_layers": 2, "seq_len": LENGTH}
+GEMMA: dict[str, Any] = {
+    "norm": "both", "norm_plus_one": True, "activation": "gelu", "scale_embedding": True, "window": 8, "full_every": 2,
+}  # fmt: skip
 KINDS: dict[str, dict[str, dict[str, Any]]] = {
     "gpt2": {"model": {"kind": "gpt2", **ONE}},
     "gpt2-dropout": {"model": {"kind": "gpt2", **ONE, "dropout": 0.1}},
@@ -54,6 +57,20 @@ KINDS: dict[str, dict[str, dict[str, Any]]] = {
         "model": {"kind": "llama", **ONE, "num_kv_heads": 2, "ffn_dim": 96, "qk_norm": "all", "norm": "output"}
     },
     "gpt2-documents": {"model": {"kind": "gpt2", **ONE}, "data": {"documents": "separate"}},
+    "llama-gemma 2": {
+        "model": {"kind": "llama", **ONE, "num_kv_heads": 2, "ffn_dim": 96, **GEMMA, "score_cap": 9.0, "logit_cap": 9.0}
+    },
+    "llama-gemma 3": {
+        "model": {
+            "kind": "llama",
+            **ONE,
+            "num_kv_heads": 2,
+            "ffn_dim": 96,
+            **GEMMA,
+            "qk_norm": "head",
+            "rope_local_theta": 9.0,
+        }
+    },
     "transformer": {"model": TWO | {"ffn_dim": 96}},
     "pairs": {
         "model": TWO | {"ffn_dim": 96, "embedding": "untied", "causal": False},

@@ -27,16 +27,29 @@ SIZES = (
     "optimizer.max_grad_norm=0.1",
 )
 YARN = ("model.rope_type=yarn", "model.rope_factor=4.0", "model.rope_original_seq_len=8")
+GEMMA = (
+    "model.norm=both",
+    "model.norm_plus_one=true",
+    "model.activation=gelu",
+    "model.scale_embedding=true",
+    "model.full_every=2",
+    "model.tie_head=true",
+)
 TRAITS: dict[str, tuple[str, ...]] = {
     "qwen 2": ("model.qkv_bias=true", "model.tie_head=true"),
     "qwen 3": ("model.qk_norm=head", "model.head_dim=12", *YARN),
     "olmo 2": ("model.qk_norm=all", "model.norm=output"),
     "all": ("model.qk_norm=all", "model.norm=output", "model.qkv_bias=true", "model.head_dim=6", "model.window=6"),
     "mistral": ("model.window=5",),
+    "gemma 2": (*GEMMA, "model.score_cap=2.0", "model.logit_cap=3.0", "model.score_dim=10", "model.window=5"),
+    "gemma 3": (*GEMMA, "model.qk_norm=head", "model.window=6", "model.rope_local_theta=50.0"),
+    "phi 4": ("model.rotary_dim=6", "model.window=7", "model.fused=true"),
 }
 QUICK = (
     ("all", 4, "cp=2 tp=2 recompute=full"),
     ("qwen 3", 2, "tp=2 sequence_parallel=false"),
+    ("gemma 2", 4, "pp=2 tp=2 recompute=products"),
+    ("gemma 3", 4, "cp=2 tp=2"),
 )
 LAYOUTS = {
     "tp=2": 2,
@@ -83,7 +96,7 @@ def test_every_layout_has_the_losses_of_one_process(runs: Runs, traits: str, lay
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("traits", ["qwen 3", "all"])
+@pytest.mark.parametrize("traits", ["qwen 3", "all", "gemma 2", "gemma 3"])
 def test_adapters_a_resume_and_a_sample(runs: Runs, traits: str) -> None:
     """Catches: a scale that is frozen on some ranks only, state that a checkpoint lacks, a cache without a norm."""
     words = (*TRAITS[traits], "lora.rank=3", "lora.whole=norm_1")

@@ -132,7 +132,26 @@ class Model(Section):
         "rope_original_seq_len (llama with longrope)"
     )
     rope_long_factors: Text | None = auto("the same, if seq_len is above rope_original_seq_len (llama with longrope)")
+    rope_local_theta: float | None = auto(
+        "base of the rotary frequencies in layers with a window, where none is scaled (llama, as in Gemma 3); auto: as "
+        "in the others",
+        ge=1,
+    )
+    rotary_dim: int | None = auto(
+        "channels of a head that rotary positions turn, the first ones (llama, as in Phi-4 mini); auto: all", ge=2
+    )
     window: int | None = auto("a position attends to so many positions, itself included (llama); auto: to all", ge=1)
+    full_every: int | None = auto(
+        "with window: every so-many-th layer attends to all positions (llama; Gemma 2: 2, Gemma 3: 6); auto: none does",
+        ge=1,
+    )
+    score_cap: float | None = auto(
+        "soft cap: a score s of attention becomes cap tanh(s / cap) (llama, as in Gemma 2); auto: none", gt=0
+    )
+    logit_cap: float | None = auto("the same for the logits (llama, as in Gemma 2); auto: none", gt=0)
+    score_dim: int | None = auto(
+        "products of queries and keys are divided by its square root (llama, as in Gemma 2); auto: head_dim", ge=1
+    )
     norm_eps: float | None = auto(
         "epsilon that the norms add to the mean square (llama); auto without a preset: 1e-05", gt=0
     )
@@ -143,11 +162,23 @@ class Model(Section):
     qk_norm: Literal["none", "head", "all"] | None = auto(
         "norms of queries and keys (llama): head: of each head (Qwen 3); all: over all heads (OLMo 2); auto: none"
     )
-    norm: Literal["last", "first", "output"] | None = auto(
+    norm: Literal["last", "first", "output", "both"] | None = auto(
         "norms: last: after each residual sum (transformer); first: before each sublayer (transformer, llama); output: "
-        "of its output, before the sum (llama, as in OLMo 2); auto: last, in a llama first"
+        "of its output, before the sum (llama, as in OLMo 2); both: before it and of its output (llama, as in Gemma "
+        "2); auto: last, in a llama first"
     )
-    activation: Literal["relu", "gelu"] | None = auto("activation of the MLP (transformer); auto: relu")
+    norm_plus_one: bool | None = auto("norms multiply by 1 + weight (llama, as in Gemma); auto: false")
+    scale_embedding: bool | None = auto(
+        "embeddings are multiplied by sqrt(hidden_dim) (llama, as in Gemma); auto: false"
+    )
+    fused: bool | None = auto(
+        "a Hugging Face folder has one matrix of queries, keys and values, and one of gate and up (llama, as Phi-3); "
+        "only export reads it; auto: false"
+    )
+    activation: Literal["relu", "gelu", "silu"] | None = auto(
+        "activation of the MLP: relu or gelu (transformer), silu or gelu of the gate (llama; Gemma has gelu); auto: "
+        "relu, in a llama silu"
+    )
     causal: bool | None = auto("a target position attends to no later position (transformer); auto: true")
     embedding: Literal["tied", "untied", "none"] | None = auto(
         "embedding matrices (transformer): tied: one for source, target and head; untied: three; none: source and "

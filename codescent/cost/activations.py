@@ -30,27 +30,27 @@ def computed_on(plan: Plan, device: str, compiled: str) -> str:
 def is_known(plan: Plan, device: str) -> bool:
     """Whether it is declared what operators keep. `device`: see `kept_on`.
 
-    With cp, CUDA has no kernel for attention in fp64. With a window, torch chooses its kernel by the mask.
+    With cp, CUDA has no kernel for attention in fp64.
     """
-    on_cuda = is_windowed(plan) or (plan.work.precision == "fp64" and plan.mesh.cp > 1)
-    unknown = device not in KEPT_ON or (device != CPU and on_cuda)
+    unknown = device not in KEPT_ON or (device != CPU and plan.work.precision == "fp64" and plan.mesh.cp > 1)
     return bool(plan.activations) and not unknown
 
 
 def is_windowed(plan: Plan) -> bool:
-    """Whether attention sees a window that is shorter than the samples."""
-    return 0 < plan.model.window < plan.work.seq_len
+    """Whether attention of a layer sees a window that is shorter than the samples."""
+    return any(0 < window < plan.work.seq_len for window in plan.model.windows)
 
 
 def has_kernel(plan: Plan, device: str) -> bool:
-    """Whether a kernel of the device computes attention as a whole. Else torch does so by a formula.
+    """Whether a kernel of the device computes attention as a whole on all layers. Else it is done by a formula, or with
+    a window or a cap block by block.
 
-    The rings of cp read heads that share keys by the kernels of others. A window is a mask, which not all kernels read.
+    The rings of cp read heads that share keys by the kernels of others.
     """
     model, precision = plan.model, plan.work.precision
     groups = model.num_heads if plan.mesh.cp > 1 else model.num_kv_heads
     sizes = AttentionSizes(model.num_heads, groups, model.head_dim, plan.work.seq_len)
-    return not (device == CUDA and (by_formula(precision, sizes) or is_windowed(plan)))
+    return not (device == CUDA and (by_formula(precision, sizes) or is_windowed(plan) or model.score_cap))
 
 
 def bytes_by_chunk(plan: Plan, stage: int, device: str, rank: int | None = None) -> list[int]:

@@ -52,9 +52,9 @@ def kept_kinds(plan: Plan) -> dict[str, int]:
 def head_bytes(plan: Plan, chunk_tokens: int, *, on_cpu: bool, sums: bool = True) -> int:
     """Bytes that the head of a rank holds at least while it computes loss and gradients; 0: no head with a vocabulary.
 
-    They are the logits of a chunk of tokens. With several chunks the wide sum of the weight's gradients is added, and
-    on a CPU one chunk's part of that sum. Off the CPU, where V is not aligned, a copy of the matrix is added.
-    `sums`: whether the wide sum counts.
+    They are the logits of a chunk of tokens, with a cap also their slopes. With several chunks the wide sum of the
+    weight's gradients is added, and on a CPU one chunk's part of that sum. Off the CPU, where V is not aligned, a copy
+    of the matrix is added. `sums`: whether the wide sum counts.
     """
     mesh, work, model = plan.mesh, plan.work, plan.model
     depth = model.num_layers + 1
@@ -67,7 +67,7 @@ def head_bytes(plan: Plan, chunk_tokens: int, *, on_cpu: bool, sums: bool = True
     aligned = rows if on_cpu else math.ceil(rows / ALIGNED_ROWS) * ALIGNED_ROWS
     chunk = min(chunk_tokens or tokens, tokens)
     matrices = aligned * model.hidden_dim
-    total = chunk * aligned * size
+    total = chunk * (aligned + (rows if model.logit_cap else 0)) * size
     if chunk < tokens:
         total += matrices * (DTYPE_BYTES[wide] * sums + (size if on_cpu else 0))
     return total + (matrices * size if aligned > rows else 0)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,11 +19,19 @@ Index = npt.NDArray[np.intp]  # indices in one dim, in any order
 
 @dataclass(frozen=True)
 class Theirs:
-    """A Hugging Face tensor in a row of the table. It has the axes of our parameter, in any order."""
+    """A Hugging Face tensor in a row of the table, or some of its rows. It has the axes of our parameter, in any order.
+
+    Attributes:
+        name, dims, some: see the comments.
+        order: axes whose indices are in another order there: for each of theirs, ours.
+        rows: the first one of its dim 0 that this is about, and the number of all; (0, 0): it is all of them.
+    """
 
     name: str  # with "#" for the layer number
     dims: str  # its axes, one word per dim: "d (e h k)" is [d, e * h * k]; may omit an axis with a single index
     some: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # axes of which it has only [first, end)
+    order: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    rows: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,9 @@ def with_bias(ours: str, theirs: str, dims: str, their_dims: str = "") -> tuple[
 
 @dataclass(frozen=True)
 class TheirTensor:
-    """One of their tensors, of `shape`, and the elements of our parameter that it holds.
+    """One of their tensors, and the elements of our parameter that it holds.
+
+    The tensor has the shape `whole`. Elements of this parameter are in the `shape[0]` rows from `first` on.
 
     All axes of their dim j belong to our dim `ours_of[j]`. If `ours_of` lacks one of our dims, this tensor has a single
     index of that dim.
@@ -63,11 +73,19 @@ class TheirTensor:
     _theirs: tuple[tuple[str, ...], ...]
     _sizes: Mapping[str, int]  # of our axes
     _some: Mapping[str, tuple[int, int]]  # the range of each axis that this tensor holds: [first, end)
+    _order: Mapping[str, Index]  # see Theirs.order
+    first: int = 0
+    rows: int = 0
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        """The shape of the tensor, with the rows of other pieces."""
+        return (self.rows or self.shape[0], *self.shape[1:])
 
     def to_ours(self, dim: int, indices: Index) -> Index:
         """Map indices of their dim to indices of our dim `ours_of[dim]`."""
         places = np.unravel_index(indices, self._some_sizes(self._theirs[dim]))
-        at = {axis: place + self._some[axis][0] for axis, place in zip(self._theirs[dim], places)}
+        at = {axis: self._place(axis, place) for axis, place in zip(self._theirs[dim], places)}
         return self._ravel(self._ours[self.ours_of[dim]], at, len(indices))
 
     def of_ours(self, dim: int) -> Index:
@@ -95,8 +113,15 @@ class TheirTensor:
         if not theirs:
             return positions, np.zeros(len(positions), np.intp)
         their_axes = self._theirs[theirs[0]]
-        places = [at[axis][positions] - self._some[axis][0] for axis in their_axes]
+        places = [self._their_place(axis, at[axis][positions]) for axis in their_axes]
         return positions, np.ravel_multi_index(places, self._some_sizes(their_axes)) if their_axes else positions
+
+    def _place(self, axis: str, theirs: Index) -> Index:
+        """Our indices of an axis."""
+        return self._order[axis][theirs] if axis in self._order else theirs + self._some[axis][0]
+
+    def _their_place(self, axis: str, ours: Index) -> Index:
+        return np.argsort(self._order[axis])[ours] if axis in self._order else ours - self._some[axis][0]
 
     def _some_sizes(self, axes: Iterable[str]) -> list[int]:
         return [self._some[axis][1] - self._some[axis][0] for axis in axes]
@@ -139,7 +164,9 @@ def _part(parameter: Parameter, row: Row, theirs: Theirs, known: Mapping[str, in
     assert len(set(ours_of)) == len(ours_of), row
     some = {axis: theirs.some.get(axis, (0, size)) for axis, size in sizes.items()}
     shape = tuple(math.prod(some[axis][1] - some[axis][0] for axis in dim) for dim in other)
-    return TheirTensor(theirs.name.replace("#", layer), shape, parameter, ours_of, ours, other, sizes, some)
+    order = {axis: np.asarray(places, np.intp) for axis, places in theirs.order.items()}
+    name = theirs.name.replace("#", layer)
+    return TheirTensor(name, shape, parameter, ours_of, ours, other, sizes, some, order, *theirs.rows)
 
 
 def words(dims: str) -> list[str]:

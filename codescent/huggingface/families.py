@@ -4,13 +4,14 @@ Does not say which tensor is which parameter (llama.py does), and does not read 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from codescent.huggingface import rope
 from codescent.huggingface.kind import COMMON_IGNORED, Kind, Settings, is_true
 from codescent.huggingface.llama import axes, rows
+from codescent.huggingface.positions import PARTIAL, PLAIN, TWO_BASES, RotaryKeys
+from codescent.huggingface.windows import ALWAYS, CHOSEN, NEVER, Windows, alternating
 from codescent.models.llama.declare import LlamaShape
 
 
@@ -23,9 +24,11 @@ class Family:
         traits: the fields of `LlamaShape` that all its models have so.
         missing: values of keys that a config.json does not have, by the class of transformers: our size -> the value.
         head_dim: likewise of the key head_dim; None: hidden_size / num_attention_heads.
+        tied: likewise of the key tie_word_embeddings.
+        sized: our size -> its key in config.json, where null is 0, and the value of a missing key.
         fixed: keys with one supported value, beside those of all families.
-        windows: whether attention may see a window of positions only: "always" by sliding_window, "chosen" by
-            use_sliding_window and the types of layers; "": it never does.
+        windows: which layers have a sliding window.
+        positions: how config.json says rotary positions.
         inert: see `Kind`.
     """
 
@@ -34,69 +37,62 @@ class Family:
     traits: Mapping[str, Any] = field(default_factory=dict)
     missing: Mapping[str, Any] = field(default_factory=dict)
     head_dim: int | None = None
+    tied: bool = False
+    sized: Mapping[str, tuple[str, float | None]] = field(default_factory=dict)
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    windows: str = ""
+    windows: Windows = NEVER
+    positions: RotaryKeys = PLAIN
     inert: str = ""
 
     def read(self, settings: Settings) -> tuple[dict[str, Any], list[str]]:
-        """See `Kind.read`: traits, tied head, head size, and rotary positions."""
-        found, problems = rope.read(settings)
-        tied, channels = is_true(settings, "tie_word_embeddings"), settings.get("head_dim", self.head_dim)
-        found |= {"tie_head": tied, **self.traits}
+        """See `Kind.read`: traits, tied head, head size, windows, and rotary positions."""
+        windows, problems = self.windows.read(settings)
+        channels = settings.get("head_dim", self.head_dim)
+        tied = is_true(settings, "tie_word_embeddings") if "tie_word_embeddings" in settings else self.tied
+        found = {"tie_head": tied, **self.traits, **windows}
         if channels is not None and (type(channels) is not int or channels < 1):
             problems.append(f"head_dim = {channels!r}: not a size")
         elif channels is not None:
             found["head_dim"] = channels
-        window, wrong = self._window(settings)
-        return found | ({"window": window} if window else {}), problems + wrong
-
-    def _window(self, settings: Settings) -> tuple[int, list[str]]:
-        """The window of all layers, 0 if there is none, and error messages."""
-        width, layers = settings.get("sliding_window", _WINDOW), settings.get("num_hidden_layers") or 0
-        windowed = layers if self.windows else 0  # how many layers have it
-        if self.windows == "chosen":
-            types = settings.get("layer_types")
-            if types is None:
-                windowed = max(0, layers - settings.get("max_window_layers", 28))
-            else:
-                windowed = sum(one == "sliding_attention" for one in types)
-                if unknown := sorted({*types} - {"sliding_attention", "full_attention"}):
-                    return 0, [f"layer_types: {', '.join(unknown)}: codescent has no such attention"]
-                if len(types) != layers:
-                    return 0, [f"layer_types: of {len(types)} layers, but num_hidden_layers = {layers}"]
-            windowed = windowed if is_true(settings, "use_sliding_window") else 0
-        if not windowed or width is None:
-            return 0, []
-        if type(width) is not int or width < 1:
-            return 0, [f"sliding_window = {json.dumps(width)}: not a size"]
-        if windowed != layers:
-            return 0, [
-                f"{windowed} of {layers} layers have a sliding window: codescent has windows on all layers or on none"
-            ]
-        return width, []
+        for size, (key, missing) in self.sized.items():
+            value = settings.get(key, missing)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
+                problems.append(f"{key} = {json.dumps(value)}: not a number above 0")
+            elif value is not None:
+                found[size] = value
+        if problems:
+            return found, problems
+        heads = settings.get("num_attention_heads") or 1
+        positions, problems = self.positions.read(
+            settings, channels or (settings.get("hidden_size") or 0) // heads, windowed="window" in windows
+        )
+        return found | positions, problems
 
     def write(self, shape: LlamaShape) -> dict[str, Any]:
         """See `Kind.write`."""
-        positions = rope.write(shape.rope_theta, shape.rope_scaling)
-        found = positions | {"head_dim": shape.head_dim, "tie_word_embeddings": shape.tie_head}
-        if self.windows:
+        found = {"head_dim": shape.head_dim, "tie_word_embeddings": shape.tie_head, **self.positions.write(shape)}
+        found |= {key: _written(getattr(shape, size)) for size, (key, _) in self.sized.items()}
+        if "score_dim" in self.sized:
+            found[self.sized["score_dim"][0]] = shape.score_dim or shape.head_dim
+        if self.windows is not NEVER:
             found["sliding_window"] = shape.window or None
-        if self.windows == "chosen":
-            found |= {
-                "use_sliding_window": shape.window > 0,
-                "max_window_layers": 0 if shape.window else shape.num_layers,
-            }
-        return found
+        return found | self.windows.write(shape)
 
     def fits(self, shape: LlamaShape) -> bool:
         """Whether transformers computes a model of this shape by this family."""
-        plain = {name: LlamaShape.__dataclass_fields__[name].default for name in TRAITS}
-        alike = all(getattr(shape, name) == value for name, value in (plain | dict(self.traits)).items())
-        return alike and bool(self.windows or not shape.window)
+        given = {name: LlamaShape.__dataclass_fields__[name].default for name in TRAITS if name not in self.sized}
+        given |= self.traits
+        windows = (self.windows.some or not shape.full_every) and (self.windows is not NEVER or not shape.window)
+        alike = all(getattr(shape, name) == value for name, value in given.items())
+        return alike and windows and self.positions.fits(shape)
 
     def words(self) -> str:
         """The traits in words, for messages."""
-        return ", ".join(f"{name} = {value}" for name, value in self.traits.items()) or "none of them"
+        return ", ".join(self._words()) or "none of them"
+
+    def _words(self) -> Iterator[str]:
+        yield from (f"{name} = {value}" for name, value in self.traits.items())
+        yield from (f"any {name}" for name in self.sized)
 
     def defaults(self, settings: Settings) -> dict[str, Any]:
         """See `Kind.defaults`. Where transformers reads null as the number of heads, a missing key may be another."""
@@ -108,32 +104,50 @@ class Family:
     @property
     def kind(self) -> Kind:
         """The family as reading and writing know it."""
+        windows = () if self.windows is NEVER else ("sliding_window", *self.windows.keys)
+        sized = (key for key, _ in self.sized.values())
         return Kind(
             name="llama",
             model_type=self.model_type,
             architectures=lambda _: (self.architecture,),
             prefix="model.",
             sizes=_SIZES,
-            fixed={"hidden_act": ("silu", "swish"), "attention_dropout": (0.0,), **self.fixed},
+            fixed={**_SILU, "attention_dropout": (0.0,), **self.fixed},
             ignored=COMMON_IGNORED + "pretraining_tp",
             rows=rows,
             axes=axes,
             read=self.read,
             write=self.write,
-            handled=(*rope.HANDLED, "head_dim", "tie_word_embeddings", *_WINDOW_KEYS[self.windows]),
+            handled=(*self.positions.handled, "head_dim", "tie_word_embeddings", *sized, *windows),
             fits=self.fits,
             defaults=self.defaults,
             buffers=r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
             tied={"lm_head.weight": "model.embed_tokens.weight"},
             fresh=("head.weight",),
-            free=("dropout", "seq_len"),
+            free=("dropout", "seq_len", "fused"),
             inert=self.inert,
             neutral=_NEUTRAL,
         )
 
 
-TRAITS: Collection[str] = ("qkv_bias", "qk_norm", "norm")
-"""The fields of `LlamaShape` in which families differ."""
+def _written(size: float) -> float | None:
+    """A size as config.json has it: null is none."""
+    return size or None
+
+
+TRAITS: Collection[str] = (
+    "qkv_bias",
+    "qk_norm",
+    "norm",
+    "norm_plus_one",
+    "activation",
+    "scale_embedding",
+    "score_cap",
+    "logit_cap",
+    "score_dim",
+    "fused",
+)
+"""The fields of `LlamaShape` in which families differ, beside windows and rotary positions."""
 _SIZES = {
     "num_layers": "num_hidden_layers",
     "num_heads": "num_attention_heads",
@@ -150,21 +164,37 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "layer_types": (None,),
     "use_mrope": (False,),  # positions of pictures, in old Qwen
 }
-_WINDOW = 4096
-"""Of the classes of transformers, where a config.json does not say sliding_window."""
-_WINDOW_KEYS: Mapping[str, Collection[str]] = {
-    "": (),
-    "always": ("sliding_window",),
-    "chosen": ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
-}
+_SILU: dict[str, tuple[Any, ...]] = {"hidden_act": ("silu", "swish")}
 _OLD_LLAMA = "is_decoder is_llama_config resid_pdrop embd_pdrop"
 _NO_BIAS: dict[str, tuple[Any, ...]] = {"attention_bias": (False,)}
+
+_GEMMA_2 = Family(
+    "gemma2",
+    "Gemma2ForCausalLM",
+    {"norm": "both", "norm_plus_one": True, "activation": "gelu", "scale_embedding": True},
+    {"num_kv_heads": 4},
+    head_dim=256,
+    tied=True,
+    sized={
+        "score_dim": ("query_pre_attn_scalar", 256),
+        "score_cap": ("attn_logit_softcapping", 50.0),
+        "logit_cap": ("final_logit_softcapping", 30.0),
+    },
+    fixed={
+        **_NO_BIAS,
+        "hidden_act": ("gelu_pytorch_tanh",),  # its classes read the key below alone
+        "hidden_activation": ("gelu_pytorch_tanh",),
+        "use_bidirectional_attention": (False, None),
+    },
+    windows=alternating(2),
+    inert="cache_implementation",
+)
 
 # Each default is that of the family's config class in transformers 5.23.
 FAMILIES = (
     Family("llama", "LlamaForCausalLM", fixed={**_NO_BIAS, "mlp_bias": (False,)}, inert=_OLD_LLAMA),
-    Family("mistral", "MistralForCausalLM", missing={"num_kv_heads": 8}, windows="always"),
-    Family("qwen2", "Qwen2ForCausalLM", {"qkv_bias": True}, missing={"num_kv_heads": 32}, windows="chosen"),
+    Family("mistral", "MistralForCausalLM", missing={"num_kv_heads": 8}, windows=ALWAYS),
+    Family("qwen2", "Qwen2ForCausalLM", {"qkv_bias": True}, missing={"num_kv_heads": 32}, windows=CHOSEN),
     Family(
         "qwen3",
         "Qwen3ForCausalLM",
@@ -172,8 +202,32 @@ FAMILIES = (
         {"num_kv_heads": 32},
         head_dim=128,
         fixed=_NO_BIAS,
-        windows="chosen",
+        windows=CHOSEN,
     ),
     Family("olmo2", "Olmo2ForCausalLM", {"qk_norm": "all", "norm": "output"}, {"norm_eps": 1e-5}, fixed=_NO_BIAS),
+    _GEMMA_2,
+    replace(
+        _GEMMA_2,
+        model_type="gemma3_text",
+        architecture="Gemma3ForCausalLM",
+        traits={**_GEMMA_2.traits, "qk_norm": "head"},
+        sized={
+            "score_dim": ("query_pre_attn_scalar", 256),
+            "score_cap": ("attn_logit_softcapping", None),
+            "logit_cap": ("final_logit_softcapping", None),
+        },
+        windows=alternating(6, "sliding_window_pattern", "_sliding_window_pattern"),
+        positions=TWO_BASES,
+    ),
+    Family(
+        "phi3",
+        "Phi3ForCausalLM",
+        {"fused": True},
+        missing={"norm_eps": 1e-5},
+        fixed={**_NO_BIAS, "resid_pdrop": (0.0,), "embd_pdrop": (0.0,), "mlp_bias": (False,), "lm_head_bias": (False,)},
+        windows=replace(ALWAYS, default=None),
+        positions=PARTIAL,
+        inert="full_attn_mod interpolate_factor",
+    ),
 )
 """Export writes the first one that fits a shape."""

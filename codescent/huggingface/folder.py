@@ -40,7 +40,7 @@ _PICKLES = (
     "flax_model.msgpack",
 )
 _REAL = ("norm_eps",)  # sizes that need not be whole numbers
-_REAL_KEYS = ("rope_theta", "norm_eps", "dropout")
+_REAL_KEYS = ("rope_theta", "rope_local_theta", "norm_eps", "dropout", "score_cap", "logit_cap")
 _SHOWN = 12
 MOST_SIZE = (1 << 31) - 1
 """No size of a model is larger."""
@@ -224,8 +224,8 @@ def _misfits(path: Path, kind: Kind, wanted: Mapping[str, TheirTensor], found: M
     extra = [name for name in found if name not in wanted and name not in tied]
     yield from _few(path, "not a tensor of this model", extra)
     for name, part in wanted.items():
-        if name in found and found[name].shape != part.shape:
-            yield f"{found[name].file}: {name} is {list(found[name].shape)}, not {list(part.shape)}"
+        if name in found and found[name].shape != part.whole:
+            yield f"{found[name].file}: {name} is {list(found[name].shape)}, not {list(part.whole)}"
         if name in found and found[name].dtype not in DTYPES:
             yield f"{found[name].file}: {name} is {found[name].dtype}, not one of {', '.join(DTYPES)}"
     for name, other in tied.items():

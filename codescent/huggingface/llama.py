@@ -4,37 +4,51 @@ Does not say which families of transformers have which traits (families.py does)
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from codescent.huggingface.correspond import Row, Theirs, same
 from codescent.models.llama.declare import LlamaShape
 
 _BLOCK, _THEIRS = "blocks.#", "model.layers.#"
 _NORMS = {
-    "first": ("input_layernorm", "post_attention_layernorm"),
-    "output": ("post_attention_layernorm", "post_feedforward_layernorm"),
+    "first": {"norm_1": "input_layernorm", "norm_2": "post_attention_layernorm"},
+    "output": {"norm_1": "post_attention_layernorm", "norm_2": "post_feedforward_layernorm"},
+    "both": {
+        "norm_1": "input_layernorm",
+        "norm_1_out": "post_attention_layernorm",
+        "norm_2": "pre_feedforward_layernorm",
+        "norm_2_out": "post_feedforward_layernorm",
+    },
 }
-"""Their names of our norm_1 and norm_2, by `LlamaShape.norm`."""
+"""Their names of our norms, by `LlamaShape.norm`."""
 
 
 def rows(shape: LlamaShape) -> tuple[Row, ...]:
     """The table of a shape's parameters.
 
     Letters of dims: v vocabulary, d hidden_dim, o outputs, i inputs, f ffn_dim; u gate and up. Attention: g groups; e
-    heads of a group (its queries, key, value); q query heads of a group; c rotary pairs of channels; p the two channels
-    of a pair. In codescent the two channels are adjacent; in Hugging Face they are half a head apart.
+    heads of a group (its queries, key, value); q query heads of a group; k channels of a head. In codescent the two
+    channels of a rotary pair are adjacent; in Hugging Face they are half of the channels that turn apart.
+
+    With `shape.fused` queries, keys and values are one matrix, and so are gates and values of the feed-forward.
     """
-    first, second = _NORMS[shape.norm]
+    ffn = shape.ffn_dim
+    halves = [("gate_proj", (0, 0)), ("up_proj", (0, 0))]
+    if shape.fused:
+        halves = [("gate_up_proj", (0, 2 * ffn)), ("gate_up_proj", (ffn, 2 * ffn))]
     return (
         same("tok.weight", "model.embed_tokens.weight", "v d"),
-        same(f"{_BLOCK}.norm_1.weight", f"{_THEIRS}.{first}.weight", "d"),
-        *_attention(shape.num_heads // shape.num_kv_heads, over_all=shape.qk_norm == "all"),
-        same(f"{_BLOCK}.norm_2.weight", f"{_THEIRS}.{second}.weight", "d"),
+        *(
+            same(f"{_BLOCK}.{ours}.weight", f"{_THEIRS}.{theirs}.weight", "d")
+            for ours, theirs in _NORMS[shape.norm].items()
+        ),
+        *_attention(shape),
         Row(
             f"{_BLOCK}.mlp.gate_up.weight",
             "f u d",
-            (
-                Theirs(f"{_THEIRS}.mlp.gate_proj.weight", "f d", {"u": (0, 1)}),
-                Theirs(f"{_THEIRS}.mlp.up_proj.weight", "f d", {"u": (1, 2)}),
+            tuple(
+                Theirs(f"{_THEIRS}.mlp.{name}.weight", "f d", {"u": (half, half + 1)}, rows=rows)
+                for half, (name, rows) in enumerate(halves)
             ),
         ),
         same(f"{_BLOCK}.mlp.down.weight", f"{_THEIRS}.mlp.down_proj.weight", "o i"),
@@ -43,24 +57,40 @@ def rows(shape: LlamaShape) -> tuple[Row, ...]:
     )
 
 
-def _attention(queries: int, *, over_all: bool) -> Iterator[Row]:
-    """The rows of attention, for `queries` query heads per key-value head. A shape may lack biases and norms."""
-    keys, values = (queries, queries + 1), (queries + 1, queries + 2)
+def _attention(shape: LlamaShape) -> Iterator[Row]:
+    """The rows of attention. A shape may lack biases and norms."""
+    queries, pairs = shape.num_heads // shape.num_kv_heads, {"k": _order(shape)}
+    heads = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
+    first, total, pieces = 0, sum(heads) * shape.head_dim, list[tuple[str, tuple[int, int]]]()
+    for name, count in zip(("q_proj", "k_proj", "v_proj"), heads, strict=True):
+        pieces.append(("qkv_proj", (first, total)) if shape.fused else (name, (0, 0)))
+        first += count * shape.head_dim
+    has: list[tuple[str, tuple[int, int], dict[str, Any]]] = [
+        ("(g e k)", (0, queries), pairs),
+        ("(g k)", (queries, queries + 1), pairs),
+        ("(g k)", (queries + 1, queries + 2), {}),
+    ]
     for leaf, inputs in (("weight", " d"), ("bias", "")):
-        theirs = (
-            Theirs(f"{_THEIRS}.self_attn.q_proj.{leaf}", f"(g e p c){inputs}", {"e": (0, queries)}),
-            Theirs(f"{_THEIRS}.self_attn.k_proj.{leaf}", f"(g p c){inputs}", {"e": keys}),
-            Theirs(f"{_THEIRS}.self_attn.v_proj.{leaf}", f"(g c p){inputs}", {"e": values}),
+        theirs = tuple(
+            Theirs(f"{_THEIRS}.self_attn.{name}.{leaf}", f"{dims}{inputs}", {"e": some}, order, rows)
+            for (name, rows), (dims, some, order) in zip(pieces, has, strict=True)
         )
-        yield Row(f"{_BLOCK}.attn.qkv.{leaf}", f"(g e c p){inputs}", theirs)
-    heads = {"q_norm": "g q ", "k_norm": "g "} if over_all else {"q_norm": "", "k_norm": ""}
-    for name, which in heads.items():
-        norm, theirs_norm = f"{_BLOCK}.attn.{name}.weight", f"{_THEIRS}.self_attn.{name}.weight"
-        yield same(norm, theirs_norm, f"({which}c p)", f"({which}p c)")
+        yield Row(f"{_BLOCK}.attn.qkv.{leaf}", f"(g e k){inputs}", theirs)
+    over_all = {"q_norm": "(g q k)", "k_norm": "(g k)"} if shape.qk_norm == "all" else {"q_norm": "k", "k_norm": "k"}
+    for name, dims in over_all.items():
+        norm = Theirs(f"{_THEIRS}.self_attn.{name}.weight", dims, order=pairs)
+        yield Row(f"{_BLOCK}.attn.{name}.weight", dims, (norm,))
     yield same(f"{_BLOCK}.attn.out.weight", f"{_THEIRS}.self_attn.o_proj.weight", "o i")
+
+
+def _order(shape: LlamaShape) -> tuple[int, ...]:
+    """Our channel of each of their channels of a head."""
+    pairs = (shape.rotary_dim or shape.head_dim) // 2
+    turned = [2 * pair + half for half in range(2) for pair in range(pairs)]
+    return (*turned, *range(2 * pairs, shape.head_dim))
 
 
 def axes(shape: LlamaShape) -> Mapping[str, int]:
     """Sizes of axes of the table that a parameter's shape does not give."""
     queries = shape.num_heads // shape.num_kv_heads
-    return {"e": queries + 2, "q": queries, "c": shape.head_dim // 2, "p": 2}
+    return {"e": queries + 2, "q": queries, "k": shape.head_dim}

@@ -87,12 +87,14 @@ def _parts(kind: Kind, shape: models.Shape, lora: Lora, rows: Sequence[Row]) -> 
 def _adapter(row: Row) -> Iterator[Row]:
     """The table rows of a matrix's adapter, from the matrix's row: B has the matrix's outputs, A its inputs."""
     owner, (*outputs, inputs) = _owner(row.parameter), words(row.dims)
-    theirs_a, theirs_b = [], []
+    theirs_a: list[Theirs] = []
+    theirs_b: list[Theirs] = []
     for one in row.theirs:
         module = _PREFIX + _owner(one.name)
         (their_outputs,) = (word for word in words(one.dims) if word != inputs)
-        theirs_a.append(Theirs(f"{module}.lora_A.weight", f"{_RANK} {inputs}"))
-        theirs_b.append(Theirs(f"{module}.lora_B.weight", f"{their_outputs} {_RANK}", one.some))
+        adapter_a = Theirs(f"{module}.lora_A.weight", f"{_RANK} {inputs}")
+        theirs_a += [adapter_a] if adapter_a not in theirs_a else []  # one of all pieces of a matrix
+        theirs_b.append(replace(one, name=f"{module}.lora_B.weight", dims=f"{their_outputs} {_RANK}"))
     yield Row(f"{owner}.{A}", f"{_RANK} {inputs}", tuple(theirs_a))
     yield Row(f"{owner}.{B}", " ".join([*outputs, _RANK]), tuple(theirs_b))
 

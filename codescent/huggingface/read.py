@@ -48,7 +48,7 @@ def _fill(out: torch.Tensor, ours: Sequence[Index], part: TheirTensor, stored: S
     found = [part.to_theirs(dim, indices) for dim, indices in enumerate(ours)]
     if any(len(positions) == 0 for positions, _ in found):
         return
-    at = [found[dim][1] for dim in part.ours_of]
+    at = [found[dim][1] + (part.first if number == 0 else 0) for number, dim in enumerate(part.ours_of)]
     refuse_unreadable(stored.file)
     with safe_open(stored.file, framework="pt") as opened:  # mapped while it is open
         mapped = opened.get_slice(stored.name)[tuple(slice(int(i.min()), int(i.max()) + 1) for i in at)]

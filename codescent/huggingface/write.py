@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,8 @@ Read = Callable[[str, tuple[slice, ...]], torch.Tensor]  # a box of the paramete
 
 @dataclass(frozen=True)
 class Shard:
-    """A file of tensors: its name, its tensors in order, its bytes without the header."""
+    """A file of tensors: its name, its tensors in order, its bytes without the header. A tensor may be several parts,
+    one for each of its pieces, which follow each other."""
 
     file: str
     parts: tuple[TheirTensor, ...]
@@ -40,12 +42,13 @@ def shards(parts: Sequence[TheirTensor], dtype: str, max_bytes: int) -> list[Sha
     element_bytes = CODE_DTYPES[dtype].itemsize
     groups: list[list[TheirTensor]] = [[]]
     sizes = [0]
-    for part in parts:
-        size = math.prod(part.shape) * element_bytes
+    for _, pieces in groupby(parts, lambda part: part.tensor):
+        whole = list(pieces)
+        size = math.prod(whole[0].whole) * element_bytes
         if groups[-1] and sizes[-1] + size > max_bytes:
             groups.append([])
             sizes.append(0)
-        groups[-1].append(part)
+        groups[-1] += whole
         sizes[-1] += size
     count = len(groups)
     names = [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
@@ -68,14 +71,15 @@ def write_weights(
     """
     for shard in files:
         with open_new(folder / shard.file) as file:
-            tensors = ((part.tensor, dtype, part.shape) for part in shard.parts)
+            tensors = ((part.tensor, dtype, part.whole) for part in shard.parts if part.first == 0)
             write_all(file, encode_header(tensors, {"format": "pt"})[0])
-            for part in shard.parts:
-                for block in _blocks(part, None if part.parameter.name in zeros else read):
-                    data = block.to(CODE_DTYPES[dtype]).contiguous()
-                    rounding.add(block, data)
-                    write_all(file, data.reshape(-1).view(torch.uint8).numpy().data)
-                rounding.end(part.tensor)
+            for tensor, pieces in groupby(shard.parts, lambda part: part.tensor):
+                for part in pieces:
+                    for block in _blocks(part, None if part.parameter.name in zeros else read):
+                        data = block.to(CODE_DTYPES[dtype]).contiguous()
+                        rounding.add(block, data)
+                        write_all(file, data.reshape(-1).view(torch.uint8).numpy().data)
+                rounding.end(tensor)
             os.fsync(file.fileno())
     if len(files) > 1:
         where = {part.tensor: shard.file for shard in files for part in shard.parts}

@@ -183,6 +183,9 @@ def facts_of(
         lora=lora,
         weights=weights,
         window=shape.window,
+        full_every=shape.full_every,
+        score_cap=shape.score_cap,
+        logit_cap=shape.logit_cap,
     )
 
 

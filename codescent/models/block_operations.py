@@ -5,16 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from codescent.models.saved_blocks import attention_sizes
 from codescent.models.shape import Shape
 from codescent.operators import operations
-from codescent.operators.saved_attention import AttentionSizes
 from codescent.operators.saved_tensors import ForwardPass, Stream
 from codescent.plan.operators import LayerOperator
 
 
 def self_attention(stream: Stream, shape: Shape, *, causal: bool) -> Iterator[LayerOperator]:
     """What a layer "attn" computes, and the sum with the residual stream."""
-    heads = AttentionSizes(shape.num_heads, shape.num_kv_heads, shape.head_dim, stream.positions, shape.window)
+    heads = attention_sizes(shape, stream)
     if shape.qk_norm != "none":
         normed = (shape.num_heads + shape.num_kv_heads) * shape.head_dim
         yield operations.normed_heads(stream, "attn norm", "attn.qkv", normed)

@@ -13,6 +13,7 @@ from codescent.models.saved_blocks import DROPOUT_SITES
 from codescent.operators.cache import KVCache, LayerCache
 from codescent.operators.documents import DocumentBounds
 from codescent.operators.dropout import drop
+from codescent.operators.tables import Table
 
 # Shapes: B samples, T positions, D hidden_dim, V vocab_size; C = head_dim / 2 of rotary positions; M documents of a
 # sample, N of all samples.
@@ -21,8 +22,9 @@ from codescent.operators.dropout import drop
 class ResidualBlock(nn.Module):
     """One layer: named parts, each with a residual connection and a norm.
 
-    The norm is before the part (`norm_first`), of its output before the sum (`norm_output`), or after the sum. `norm`
-    builds the norms norm_1, norm_2, and so on. `dropout` is the dropout probability of a part's output.
+    The norm is before the part (`norm_first`), of its output before the sum (`norm_output`), or after the sum. With
+    both a part has two norms. `norm` builds the norms norm_1, norm_2, and so on, and the second ones, norm_1_out and so
+    on. `dropout` is the dropout probability of a part's output.
     """
 
     def __init__(
@@ -37,8 +39,10 @@ class ResidualBlock(nn.Module):
         super().__init__()
         self.dropout, self.norm_first, self.norm_output = dropout, norm_first, norm_output
         for number, (name, part) in enumerate(parts.items(), start=1):
-            members = [(name, part), (f"norm_{number}", norm())]
-            for member, module in reversed(members) if norm_first else members:  # in the order of the forward pass
+            own = (f"norm_{number}", norm())
+            members = [own, (name, part)] if norm_first else [(name, part), own]  # in the order of the forward pass
+            members += [(f"norm_{number}_out", norm())] if norm_first and norm_output else []
+            for member, module in members:
                 self.add_module(member, module)
 
     def residual(
@@ -49,18 +53,19 @@ class ResidualBlock(nn.Module):
         keys_B: Tensor | None,
         rows_T: Tensor | None,
         *reads: object,
+        last: nn.Module | None = None,
     ) -> Tensor:
         """The residual stream after a part: [B, T, D].
 
         x + part(norm(x)) if norm_first; x + norm(part(x)) if norm_output; else norm(x + part(x)). `reads`: what part
-        reads beside.
+        reads beside. `last`: the second norm of a part that has two.
         `keys_B`: dropout keys for the part's output; None: no dropout. `rows_T`: positions of the rows of x; None: all.
         """
         y_BTD = part(norm(x_BTD), *reads) if self.norm_first else part(x_BTD, *reads)
         if keys_B is not None:
             y_BTD = drop(y_BTD, keys_B, self.dropout, rows_T)
         if self.norm_output:
-            y_BTD = norm(y_BTD)
+            y_BTD = (norm if last is None else last)(y_BTD)
         sum_BTD: Tensor = x_BTD + y_BTD
         return sum_BTD if self.norm_first or self.norm_output else norm(sum_BTD)
 
@@ -73,6 +78,8 @@ class Block(ResidualBlock):
     mlp: nn.Module
     norm_1: nn.Module
     norm_2: nn.Module
+    norm_1_out: nn.Module
+    norm_2_out: nn.Module
 
     def forward(
         self,
@@ -92,26 +99,36 @@ class Block(ResidualBlock):
         """
         documents = None if begins_BT is None else DocumentBounds(begins_BT, offsets_N)
         keys = (None,) * self.SITES if keys_3B is None else keys_3B.unbind(0)
+        lasts = (self.norm_1_out, self.norm_2_out) if self.norm_first and self.norm_output else (None, None)
         reads = keys[0], padding_BT, cache, turns_TC2, documents
-        x_BTD = self.residual(self.attn, self.norm_1, x_BTD, keys[1], rows_T, *reads)
-        return self.residual(self.mlp, self.norm_2, x_BTD, keys[2], rows_T)
+        x_BTD = self.residual(self.attn, self.norm_1, x_BTD, keys[1], rows_T, *reads, last=lasts[0])
+        return self.residual(self.mlp, self.norm_2, x_BTD, keys[2], rows_T, last=lasts[1])
 
 
 class Decoder(Part):
     """A decoder-only language model, or the part of it on one virtual pipeline stage.
 
     `pos` None: this part has no learned positions. `ties_head`: the head reads `tok.weight`, else `head.weight`.
+    `embedding_scale`: a factor on the embeddings of tokens; None: there is none.
     """
 
     pos: nn.Embedding | None
     ties_head = True
+    embedding_scale: Table | None = None
     head: nn.Linear
 
     def angles(
         self, inputs: Tensor, positions_BT: Tensor | None, dtype: torch.dtype, documents: DocumentBounds | None = None
-    ) -> Tensor | None:
-        """Rotary angles for attention; None: no rotation. `positions_BT`: positions of the inputs, with a cache."""
-        return None
+    ) -> Sequence[Tensor | None]:
+        """Rotary angles for attention of each block of this part; None: no rotation.
+
+        `positions_BT`: positions of the inputs, with a cache. `documents`: their positions begin again at each.
+        """
+        return [None] * len(self.layers)
+
+    def scaled(self, x_BTD: Tensor) -> Tensor:
+        """Embeddings times `embedding_scale`, which is rounded to their dtype, as models were trained that have one."""
+        return x_BTD if self.embedding_scale is None else x_BTD * self.embedding_scale.on(x_BTD.device, x_BTD.dtype)
 
     def forward(
         self,
@@ -143,17 +160,20 @@ class Decoder(Part):
         keys_SB = self.dropout_keys(len(inputs))
         if cache is not None:
             positions_BT, last_B = cache.begin(inputs.shape[1], counts)
-            x_BTD = self.tok(inputs) if self.pos is None else self.tok(inputs) + self.pos(positions_BT)
+            x_BTD = self.scaled(self.tok(inputs))
+            if self.pos is not None:
+                x_BTD = x_BTD + self.pos(positions_BT)
         elif self.embeds:
             x_BTD, tied_gradient_VD = self.embed(inputs, tied=self.ties_head and targets_BT is not None)
+            x_BTD = self.scaled(x_BTD)
             if self.pos is not None and documents is not None:
                 x_BTD = x_BTD + self.pos(self.select_places(documents.positions_BT, self.rows_T))
             elif self.pos is not None:
                 x_BTD = x_BTD + self.select_rows(self.pos.weight, x_BTD.shape[1])
-        turns_TC2 = self.angles(inputs, positions_BT, x_BTD.dtype, documents)
+        angles = self.angles(inputs, positions_BT, x_BTD.dtype, documents)
         if self.embeds and keys_SB is not None:
             x_BTD = drop(x_BTD, keys_SB[0], self.shape.dropout, self.rows_T)
-        for layer, block, keys_3B in self.each_block(keys_SB):
+        for (layer, block, keys_3B), turns_TC2 in zip(self.each_block(keys_SB), angles, strict=True):
             layer_cache = None if cache is None else cache.layers[layer]
             x_BTD = block(x_BTD, keys_3B, self.rows_T, None, layer_cache, turns_TC2, *(documents or ()))
         if not self.ends:

@@ -12,6 +12,7 @@ from codescent.operators import products
 from codescent.operators.dropout import sample_keys, site_keys
 from codescent.operators.head import Vocabulary
 from codescent.operators.linear import Deferred
+from codescent.operators.soft_cap import capped
 from codescent.operators.tables import Table
 from codescent.plan.objective import CROSS_ENTROPY, Objective
 
@@ -150,7 +151,7 @@ class Part(nn.Module):
     ) -> Tensor:
         """The summed loss (see `operators.head.head_loss`); without targets, the logits."""
         if targets_BT is None:
-            return products.linear(x_BTD, weight_VD)
+            return capped(products.linear(x_BTD, weight_VD), self.shape.logit_cap)
         return self.vocabulary.loss(
             x_BTD,
             weight_VD,
@@ -160,6 +161,7 @@ class Part(nn.Module):
             tied_gradient_VD,
             skip_negative=skip_negative,
             objective=self.current_objective,
+            cap=self.shape.logit_cap,
         )
 
 

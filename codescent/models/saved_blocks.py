@@ -33,13 +33,20 @@ def positions_of_documents(forward: ForwardPass, width: int) -> Iterator[SavedTe
         yield start.tensor("positions", (forward.samples, forward.positions), (Dim.SAMPLE, Dim.SEQUENCE), dtype="int64")
 
 
+def attention_sizes(shape: Shape, stream: Stream) -> AttentionSizes:
+    """Of the layers of a stream, which have the same window."""
+    window = shape.windows[stream.depths[0] - 1]
+    sizes = shape.num_heads, shape.num_kv_heads, shape.head_dim
+    return AttentionSizes(*sizes, stream.positions, window, shape.score_cap)
+
+
 def self_attention(
     stream: Stream, shape: Shape, *, causal: bool, padding: str = "", entered: bool = False
 ) -> Iterator[SavedTensor]:
     """What a layer "attn" keeps. `entered`: it reads the residual stream as it comes in."""
-    heads = AttentionSizes(shape.num_heads, shape.num_kv_heads, shape.head_dim, stream.positions, shape.window)
+    heads = attention_sizes(shape, stream)
     if causal:
-        yield from saved_attention.documents(stream, dropout=shape.dropout > 0)
+        yield from saved_attention.documents(stream, heads, dropout=shape.dropout > 0)
     queries, projected = shape.num_heads * shape.head_dim, shape.num_heads + 2 * shape.num_kv_heads
     yield saved_tensors.read(stream, "attn.qkv", entered=entered)
     yield from saved_tensors.product(stream, "attn.qkv", projected * shape.head_dim)
@@ -53,7 +60,8 @@ def self_attention(
         yield stream.columns("attn.out input", queries, layer="attn.out", product="attn.out")
         yield from saved_tensors.dropped(stream, "attn")
         return
-    yield from saved_attention.attention_product(stream, "attn", heads, causal=causal, masked=bool(padding))
+    masked, normed = bool(padding), shape.qk_norm != "none"
+    yield from saved_attention.attention_product(stream, "attn", heads, causal=causal, masked=masked, normed=normed)
     if causal:
         yield from saved_attention.causal_attention(stream, "attn", heads)
     else:

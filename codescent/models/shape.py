@@ -13,7 +13,7 @@ from codescent.base.errors import UserError
 from codescent.models.heads import Heads
 from codescent.operators.saved_tensors import ForwardPass
 from codescent.plan.activations import SavedTensor
-from codescent.plan.model import Size, pairs_seen
+from codescent.plan.model import Size, pairs_seen, windows_of
 from codescent.plan.operators import LayerOperator
 from codescent.plan.shard import Parameter, Role
 
@@ -37,6 +37,8 @@ class Shape:
         ffn_matrices: number of matrices of a feed-forward.
         qk_norm: norms of queries and keys: "none", "head" (of each head) or "all" (over all heads).
         window: of how many positions a query of causal self-attention sees the keys, its own included; 0: of all.
+        full_every: with a window: every so-many-th layer has none; 0: all have it.
+        score_cap, logit_cap: soft caps of the scores of attention, and of the logits; 0: none.
         refuses: mesh axes that the model does not support, each with the reason; with tp > 1 also keys of [parallel].
     """
 
@@ -56,6 +58,9 @@ class Shape:
     ffn_matrices: ClassVar[int] = 2
     qk_norm: str = "none"
     window: int = 0
+    full_every: int = 0
+    score_cap: float = 0.0
+    logit_cap: float = 0.0
     refuses: ClassVar[Mapping[str, str]] = {}
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -79,6 +84,16 @@ class Shape:
         return self.bias
 
     @property
+    def windows(self) -> tuple[int, ...]:
+        """The window of each layer; 0: none."""
+        return windows_of(self.num_layers, self.window, self.full_every)
+
+    @property
+    def norm_offset(self) -> float:
+        """What norms add to their weights: initially these are 1 without it."""
+        return 0.0
+
+    @property
     def causal_layers(self) -> int:
         """Number of layers whose self-attention is causal."""
         return self.num_layers
@@ -99,15 +114,16 @@ class EqualHeads(Shape):
 
 
 def flops_of_blocks(shape: Shape, seq_len: int) -> tuple[float, ...]:
-    """FLOPs of a forward pass per token, at each depth of a model whose blocks are identical.
+    """FLOPs of a forward pass per token, at each depth of a model whose blocks differ in their windows at most.
 
     A matrix costs 2 per element. The two products of attention cost 4 s h for s positions and h channels (Narayanan et
     al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters", appendix). An embedding is a look-up: 0.
     """
     width, queries, keys = shape.hidden_dim, shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    seen = pairs_seen(seq_len, shape.window) / seq_len
-    block = 2.0 * width * (2 * queries + 2 * keys + shape.ffn_matrices * shape.ffn_dim) + 4.0 * seen * queries
-    return (0.0, *[block] * shape.num_layers, 2.0 * width * shape.head_rows * shape.head_share)
+    products = 2.0 * width * (2 * queries + 2 * keys + shape.ffn_matrices * shape.ffn_dim)
+    seen = (pairs_seen(seq_len, window) / seq_len for window in shape.windows)
+    blocks = (products + 4.0 * keys_seen * queries for keys_seen in seen)
+    return (0.0, *blocks, 2.0 * width * shape.head_rows * shape.head_share)
 
 
 @dataclass(frozen=True)
@@ -238,9 +254,11 @@ def linear(
         yield Parameter(f"{name}.bias", (outputs,), bias_role, **where)
 
 
-def norm(name: str, width: int, bias: bool, depth: int, stream: int | None = None) -> Iterator[Parameter]:
-    """The parameters of a norm. Initially its weight is 1 and its bias is 0."""
-    yield Parameter(f"{name}.weight", (width,), Role.NORM, mean=1.0, depths=(depth,), stream=stream)
+def norm(
+    name: str, width: int, bias: bool, depth: int, stream: int | None = None, mean: float = 1.0
+) -> Iterator[Parameter]:
+    """The parameters of a norm. Initially its weight is `mean` and its bias is 0."""
+    yield Parameter(f"{name}.weight", (width,), Role.NORM, mean=mean, depths=(depth,), stream=stream)
     if bias:
         yield Parameter(f"{name}.bias", (width,), Role.NORM, depths=(depth,), stream=stream)
 
@@ -255,7 +273,8 @@ def attention(
     over_all = shape.qk_norm == "all"
     for scale, channels in (("q_norm", queries), ("k_norm", keys)) if shape.qk_norm != "none" else ():
         size, role = (channels, Role.COLUMN_NORM) if over_all else (shape.head_dim, Role.HEAD_NORM)
-        yield Parameter(f"{name}.{scale}.weight", (size,), role, mean=1.0, depths=(depth,), stream=stream)
+        mean = 1.0 - shape.norm_offset
+        yield Parameter(f"{name}.{scale}.weight", (size,), role, mean=mean, depths=(depth,), stream=stream)
     yield from linear(f"{name}.out", queries, width, Role.ROW, out_std, shape.bias, depth, stream)
 
 

@@ -1,4 +1,4 @@
-"""In: activations h, a weight matrix W. Out: f(h) W^T for f = GELU or SwiGLU, as one node of the autograd graph.
+"""In: activations h, a weight matrix W. Out: f(h) W^T for f = GELU or f of gated.py, as one node of autograd.
 Does not split W over ranks: strategies do, and set functions that the layer calls before and after the product."""
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from codescent.operators.linear import NO_ADAPTER, Adapter, Deferred, Linear, is
 
 # Shapes: B batch, T positions, N = B * T tokens, O outputs, D hidden_dim, F ffn_dim, R the adapter's rank; 2: the gate
 # g, and the values u that it multiplies.
-# swiglu(g, u) = silu(g) u,  silu(g) = g sigmoid(g)  (Shazeer 2020, "GLU Variants Improve Transformer", equation 6)
 # tanh-GELU: gelu(x) = x (1 + tanh(u)) / 2 = x sigmoid(2u),  2u = x (A + B x^2)  (Hendrycks and Gimpel 2016)
-_A = 2.0 * math.sqrt(2.0 / math.pi)
-_B = _A * 0.044715
+GELU_A = 2.0 * math.sqrt(2.0 / math.pi)
+GELU_B = GELU_A * 0.044715
 _PIECE = 1 << 17  # elements computed at a time on a CPU: the intermediate values fit in the caches of two cores
 _PAGE_BYTES = 4096  # addresses at this distance fall into the same set of a first-level cache
 _LINE_BYTES = 64
@@ -176,7 +175,7 @@ def with_padded_rows(matrix: Tensor) -> Tensor:
     return matrix.new_empty(rows, columns + _LINE_BYTES // matrix.itemsize)[:, :columns].copy_(matrix)
 
 
-def _piece_size(x: Tensor) -> int:
+def piece_size(x: Tensor) -> int:
     """Number of elements of x to compute at a time: on a CPU as many as fit in the caches, elsewhere all."""
     return _PIECE if x.device.type == "cpu" else max(1, x.numel())
 
@@ -190,8 +189,8 @@ def _gelu(x: Tensor, out_slope: Tensor | None) -> Tensor:
     y = torch.empty_like(x)
     work = torch.promote_types(x.dtype, torch.float32)
     narrow = x.dtype != work
-    factor = torch.tensor(_A, dtype=work)  # torch vectorises `add` with a scalar tensor, but not `addcmul`
-    size = _piece_size(x)
+    factor = torch.tensor(GELU_A, dtype=work)  # torch vectorises `add` with a scalar tensor, but not `addcmul`
+    size = piece_size(x)
     scratch = x.new_empty(4 if narrow else 2, min(size, x.numel()), dtype=work)
     for start in range(0, x.numel(), size):
         piece = slice(start, start + size)
@@ -201,12 +200,12 @@ def _gelu(x: Tensor, out_slope: Tensor | None) -> Tensor:
         if narrow:
             wide.copy_(x_piece)
         torch.mul(wide, wide, out=slope)
-        torch.add(factor, slope, alpha=_B, out=gate).mul_(wide).sigmoid_()
+        torch.add(factor, slope, alpha=GELU_B, out=gate).mul_(wide).sigmoid_()
         torch.mul(wide, gate, out=value)
         if narrow:
             y_piece.copy_(value)
         if out_slope is not None:  # it may be x itself, which is not read again
-            torch.add(factor, slope, alpha=3.0 * _B, out=slope).mul_(value)
+            torch.add(factor, slope, alpha=3.0 * GELU_B, out=slope).mul_(value)
             slope.addcmul_(slope, gate, value=-1.0)
             torch.add(slope, gate, out=slope if narrow else out_slope.view(-1)[piece])
             if narrow:
@@ -322,44 +321,3 @@ def _by_rows(d_h_2NF: Tensor, x_ND: Tensor) -> Tensor:
     for d_h_NF, out_FD in zip(d_h_2NF, out_F2D.unbind(1)):
         products.mm(d_h_NF.t(), x_ND, out=out_FD)
     return out_F2D
-
-
-def _value(h_2BTF: Tensor, out_slopes: Tensor | None) -> Tensor:
-    """silu(g) u, computed in at least fp32. Its slopes in g and in u are written to `out_slopes`, which may be h.
-
-    The slope in u is silu(g). The slope in g is u silu'(g) = u s + silu(g) u (1 - s) with s = sigmoid(g): an
-    interpolation between the value and u, with weight s. Both slopes are computed while g and u are in the caches.
-    Three tensors [B, T, F] are saved for backward; torch's own operators would save four.
-    """
-    value_BTF = torch.empty_like(h_2BTF[0])
-    work = torch.promote_types(h_2BTF.dtype, torch.float32)
-    slopes = _pieces(h_2BTF if out_slopes is None else out_slopes)
-    for part_2X, slopes_2X, value_1X in zip(_pieces(h_2BTF), slopes, _pieces(value_BTF[None]), strict=True):
-        g, u = part_2X.to(work)
-        s = torch.sigmoid(g)
-        silu = g * s
-        if out_slopes is None:
-            value_1X[0] = silu.mul_(u)
-        else:
-            value_1X[0] = value = silu * u
-            slopes_2X[0], slopes_2X[1] = torch.lerp(value, u, s, out=s), silu
-    return value_BTF
-
-
-def _swiglu(g_BTF: Tensor, u_BTF: Tensor) -> Tensor:
-    return F.silu(g_BTF) * u_BTF
-
-
-def _pieces(halves_2BTF: Tensor) -> tuple[Tensor, ...]:
-    """Split all halves into pieces, at the same places: each piece is [number of halves, elements]."""
-    flat_2X = halves_2BTF.view(len(halves_2BTF), halves_2BTF[0].numel())
-    return torch.split(flat_2X, _piece_size(flat_2X[0]), dim=1)
-
-
-SWIGLU = Activation(
-    plain=lambda h_2BTF: _swiglu(*h_2BTF.unbind(0)),  # by index, backward would write all of h for each half
-    value=_value,
-    gradient=lambda slopes_2BTF, d_value_NF: slopes_2BTF * d_value_NF.view_as(slopes_2BTF[0]),
-    keeps=lambda h_2BTF: is_kept(h_2BTF[0]),
-)
-"""silu(g) u of h = [g, u]."""

@@ -12,13 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from codescent.operators import packed_attention, products
-from codescent.operators.block_attention import BlockAttention, block_attention_op
+from codescent.operators.block_attention import PLAIN, BlockAttention, ScoreTraits, block_attention_op
 from codescent.operators.documents import DocumentBounds
 from codescent.operators.dropout import drop
 from codescent.operators.head_norm import HeadNorm, Scale
 from codescent.operators.kept import keeping
 from codescent.operators.linear import Linear
 from codescent.operators.rotary import turn
+from codescent.operators.soft_cap import capped
 
 if TYPE_CHECKING:
     from codescent.operators.cache import LayerCache
@@ -41,10 +42,10 @@ class AttentionCore(Protocol):
         keys_B: Tensor | None,
         dropout: float,
         first_head: int,
-        window: int,
+        scores: ScoreTraits,
         documents: DocumentBounds | None,
     ) -> Tensor:
-        """See `attend`, and `causal_attention` for `window` and `documents`."""
+        """See `attend`, and `causal_attention` for `scores` and `documents`."""
 
 
 class Attention(nn.Module):
@@ -57,7 +58,7 @@ class Attention(nn.Module):
 
     Attributes:
         head_norm: the norm of queries and keys, with the scales `q_norm` and `k_norm`; None: there is none.
-        window: a position sees so many positions, itself included; 0: no window.
+        scores: window, cap and factor of causal scores.
         causal: whether a position sees only itself and earlier positions.
         recompute: whether backward recomputes the probabilities. Fused kernels always recompute them.
         core: computes attention if the sequence is split over ranks; None: the sequence is whole.
@@ -75,7 +76,7 @@ class Attention(nn.Module):
         head_dim: int | None = None,
         qkv_bias: bool | None = None,
         norm: HeadNorm | None = None,
-        window: int = 0,
+        scores: ScoreTraits = PLAIN,
     ) -> None:
         super().__init__()
         queries, groups = heads
@@ -84,7 +85,7 @@ class Attention(nn.Module):
         self.recompute = False
         self.core: AttentionCore | None = None
         self.first_head = 0
-        self.head_norm, self.window = norm, window
+        self.head_norm, self.scores = norm, scores
         self.qkv = Linear(width, groups * self.group_rows * self.head_dim, bias if qkv_bias is None else qkv_bias)
         if norm is not None:
             self.q_norm, self.k_norm = (Scale(size) for size in norm.widths or (self.head_dim, self.head_dim))
@@ -118,7 +119,7 @@ class Attention(nn.Module):
         if turns_TC2 is not None:
             qkv_BTGEK = turn(qkv_BTGEK, turns_TC2 if turns_TC2.ndim > 3 else turns_TC2[:length])
         if self.causal and keys_B is None and padding_BT is None and cache is None and self.core is None:
-            y_BTD: Tensor = self.out(causal_attention(qkv_BTGEK, self.recompute, self.window, documents))
+            y_BTD: Tensor = self.out(causal_attention(qkv_BTGEK, self.recompute, self.scores, documents))
             return y_BTD
         q_BHTK, k_BTGK, v_BTGK = _by_kind(qkv_BTGEK)
         k_BGTK, v_BGTK = k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2)
@@ -130,18 +131,13 @@ class Attention(nn.Module):
                 keys_B=keys_B,
                 dropout=self.dropout,
                 first_head=self.first_head,
-                window=self.window,
+                scores=self.scores,
                 documents=documents,
             )
         elif cache is not None:
             k_BSGK, v_BSGK = cache.extend(k_BTGK, v_BTGK)
-            y_BHTK = F.scaled_dot_product_attention(
-                q_BHTK,
-                k_BSGK.transpose(1, 2),
-                v_BSGK.transpose(1, 2),
-                attn_mask=cache.seen(self.window),
-                enable_gqa=self.group_rows > 3,
-            )
+            seen_B1TS = cache.seen(self.scores.window)
+            y_BHTK = attend_to_seen(q_BHTK, k_BSGK.transpose(1, 2), v_BSGK.transpose(1, 2), seen_B1TS, self.scores)
         else:
             hidden = hidden_keys(qkv_BTW, None if padding_BT is None else padding_BT[:, :length], causal=self.causal)
             if documents is not None:
@@ -196,10 +192,25 @@ def hidden_keys(like: Tensor, padding_BS: Tensor | None, *, causal: bool) -> Ten
     return padding_B11S if later_TT is None else padding_B11S | later_TT
 
 
-def seen_keys(length: int, window: int, device: torch.device) -> Tensor:
-    """bool [T, T]: whether a query sees a key: itself and the window - 1 positions before; 0: all positions before."""
-    earlier_TT = torch.ones(length, length, dtype=torch.bool, device=device).tril_()
-    return earlier_TT.triu_(1 - window) if window else earlier_TT
+def attend_to_seen(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, seen_B1TS: Tensor, scores: ScoreTraits) -> Tensor:
+    """Attention of some queries to the keys that `seen_B1TS` (bool) says: [B, H, T, K]. It knows no window itself.
+
+    No kernel of torch caps scores: then the formula is computed in at least fp32.
+    """
+    head_dim, grouped = q_BHTK.shape[-1], q_BHTK.shape[1] > k_BGSK.shape[1]
+    if not scores.cap:
+        scale = scores.factor(head_dim) if scores.width else None
+        return F.scaled_dot_product_attention(
+            q_BHTK, k_BGSK, v_BGSK, attn_mask=seen_B1TS, scale=scale, enable_gqa=grouped
+        )
+    wide, times = torch.promote_types(q_BHTK.dtype, torch.float32), q_BHTK.shape[1] // k_BGSK.shape[1]
+    q_BHTK, k_BHSK, v_BHSK = (
+        q_BHTK.to(wide),
+        k_BGSK.to(wide).repeat_interleave(times, 1),
+        v_BGSK.repeat_interleave(times, 1),
+    )
+    scores_BHTS = capped(q_BHTK @ k_BHSK.transpose(2, 3) * scores.factor(head_dim), scores.cap)
+    return scores_BHTS.masked_fill(~seen_B1TS, -math.inf).softmax(-1).to(v_BHSK.dtype) @ v_BHSK
 
 
 def attend(
@@ -236,39 +247,45 @@ def _by_kind(qkv_BTGEK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def causal_attention(
-    qkv_BTGEK: Tensor, recompute: bool = False, window: int = 0, documents: DocumentBounds | None = None
+    qkv_BTGEK: Tensor, recompute: bool = False, scores: ScoreTraits = PLAIN, documents: DocumentBounds | None = None
 ) -> Tensor:
     """Causal attention: softmax(q k^T / sqrt(head_dim)) v over a position and the earlier ones: [B, T, D].
 
     On CUDA this is torch's scaled_dot_product_attention. On a CPU it is `BlockAttention`: with 4 samples of 256
     positions, 12 heads of 64, one AVX-512 core, forward + backward take 9 ms against 33 in bf16, 15 against 34 in fp32.
 
-    `window`: a position sees so many positions, itself included; 0: all earlier ones. Off a CPU a window is a mask.
+    With a window or a cap it is `BlockAttention` on every device: torch's kernels have no cap, and would need a mask
+    of all pairs, with which those for groups of heads keep the probabilities of all pairs.
+
     `documents`: a position sees its own document only; None: a sample is one document. Off a CPU a kernel of variable
-    length computes them (`packed_attention`), or they are a mask.
+    length computes them (`packed_attention`), which has windows; else without a window they are a mask.
 
     `qkv_BTGEK` is contiguous. With `recompute` even small probabilities are not saved. Fused kernels never save them.
     """
-    window = window if window < qkv_BTGEK.shape[1] else 0
-    if qkv_BTGEK.device.type == "cpu":
+    scores = scores.within(qkv_BTGEK.shape[1]) if scores.window else scores
+    on_cpu = qkv_BTGEK.device.type == "cpu"
+    offsets_N = None if documents is None or scores.cap else documents.offsets_N
+    packed = offsets_N is not None and packed_attention.serves(qkv_BTGEK)
+    if on_cpu or (scores.by_blocks and not packed):
         begins_BT = None if documents is None else documents.begins_BT
         if torch.compiler.is_compiling() or keeping():
-            y_BTD: Tensor = block_attention_op(qkv_BTGEK, window, begins_BT)[0]
+            y_BTD: Tensor = block_attention_op(qkv_BTGEK, scores.window, scores.cap, scores.width, begins_BT)[0]
             return y_BTD
-        y_BTD = BlockAttention.apply(qkv_BTGEK, recompute, window, begins_BT)  # type: ignore[no-untyped-call]
+        y_BTD = BlockAttention.apply(qkv_BTGEK, recompute, scores, begins_BT)  # type: ignore[no-untyped-call]
         return y_BTD
     q_BHTK, k_BTGK, v_BTGK = _by_kind(qkv_BTGEK)
-    if documents is not None and documents.offsets_N is not None and packed_attention.serves(q_BHTK):
-        return packed_attention.attend(q_BHTK, k_BTGK, v_BTGK, documents.offsets_N, window)
-    seen = seen_keys(q_BHTK.shape[2], window, q_BHTK.device) if window or documents is not None else None
-    if seen is not None and documents is not None:
-        seen = seen & ~documents.hidden()
+    scale = scores.factor(q_BHTK.shape[-1]) if scores.width else None
+    if packed:
+        assert offsets_N is not None
+        return packed_attention.attend(q_BHTK, k_BTGK, v_BTGK, offsets_N, scores.window, scale)
+    seen = None if documents is None else documents.seen()
     y_BHTK = F.scaled_dot_product_attention(
         q_BHTK,
         k_BTGK.transpose(1, 2),
         v_BTGK.transpose(1, 2),
         attn_mask=seen,
         is_causal=seen is None,
+        scale=scale,
         enable_gqa=qkv_BTGEK.shape[3] > 3,
     )
     return y_BHTK.transpose(1, 2).flatten(2)

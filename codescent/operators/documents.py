@@ -43,3 +43,9 @@ class DocumentBounds(NamedTuple):
         """bool [B, 1, T, T], True where a key is of an earlier document than the query. Later keys are not hidden."""
         keys_T = torch.arange(self.begins_BT.shape[1], device=self.begins_BT.device)
         return (keys_T < self.begins_BT[..., None])[:, None]
+
+    def seen(self) -> Tensor:
+        """bool [B, 1, T, T], True where a query sees the key: of its document, and no later one."""
+        length = self.begins_BT.shape[1]
+        earlier_TT = torch.ones(length, length, dtype=torch.bool, device=self.begins_BT.device).tril_()
+        return earlier_TT & ~self.hidden()

@@ -14,15 +14,19 @@ from codescent.plan.model import RopeScaling
 # Shapes: C = head_dim / 2 pairs of channels.
 
 
-def frequencies(head_dim: int, theta: float, scaling: RopeScaling | None = None, seq_len: int = 0) -> Tensor:
+def frequencies(
+    head_dim: int, theta: float, scaling: RopeScaling | None = None, seq_len: int = 0, rotary_dim: int = 0
+) -> Tensor:
     """fp64 [C]: radians per position of each pair of channels.
 
     theta^(-2c / head_dim) (Su et al. 2021, "RoFormer", equation 15). `scaling` changes them; None: nothing does.
-    `seq_len`: positions of the model's longest sample, which longrope reads.
+    `seq_len`: positions of the model's longest sample, which longrope reads. `rotary_dim`: the channels that turn, the
+    first ones; 0: all. The formula has them in the place of head_dim, and the frequencies of the others are 0.
     """
-    exponents_C = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
-    plain_C = theta**-exponents_C
-    return plain_C if scaling is None else _SCALED[scaling.method](plain_C, theta, scaling, seq_len)
+    channels = rotary_dim or head_dim
+    plain_C = theta ** -(torch.arange(0, channels, 2, dtype=torch.float64) / channels)
+    found_C = plain_C if scaling is None else _SCALED[scaling.method](plain_C, theta, scaling, seq_len)
+    return torch.nn.functional.pad(found_C, (0, (head_dim - channels) // 2))
 
 
 def gain_of(scaling: RopeScaling | None) -> float:

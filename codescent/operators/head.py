@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from codescent.operators import fused_softmax, products
 from codescent.operators.saved_tensors import SMALL_VOCAB, WORTH_A_COPY
+from codescent.operators.soft_cap import cap_
 from codescent.operators.softmax import (
     factor_of_softmax,
     gradient_at_targets,
@@ -56,6 +57,7 @@ class Vocabulary:
         *,
         skip_negative: bool = False,
         objective: Objective = CROSS_ENTROPY,
+        cap: float = 0.0,
     ) -> Tensor:
         """See `head_loss`."""
         return head_loss(
@@ -67,6 +69,7 @@ class Vocabulary:
             tied_gradient_VD,
             skip_negative=skip_negative,
             objective=objective,
+            cap=cap,
         )
 
     def every_row(self, x_BTD: Tensor) -> Tensor:
@@ -157,6 +160,7 @@ def head_loss(
     *,
     skip_negative: bool = False,
     objective: Objective = CROSS_ENTROPY,
+    cap: float = 0.0,
 ) -> Tensor:
     """The sum over tokens of the objective for the logits x @ weight.T + bias and the targets: a scalar in fp32 (in
     fp64 for x in fp64). By default it is the cross-entropy. Without tokens, the loss and the gradients are 0.
@@ -176,14 +180,15 @@ def head_loss(
         bias_V: added to the logits; None: no bias. Not for compiled code.
         skip_negative: whether targets may be negative; such a token has no loss. Not for compiled code.
         objective: label smoothing and z-loss.
+        cap: the logits are capped (`soft_cap`); 0: they are not.
     """
     chunk = chunk_tokens or max(len(x_ND), 1)
     receiver_VD = weight_VD if tied_gradient_VD is None else tied_gradient_VD
     if torch.compiler.is_compiling() and softmax_gradient_ is None and bias_V is None and not skip_negative:
-        wants, terms = torch.is_grad_enabled(), (objective.label_smoothing, objective.z_loss)
+        wants, terms = torch.is_grad_enabled(), (objective.label_smoothing, objective.z_loss, cap)
         loss: Tensor = _head_loss_op(x_ND, weight_VD, targets_N, chunk, loss_scale, wants, *terms)[0]
         return loss
-    losses_ = _with_objective(softmax_gradient_ or _softmax_gradient_, objective)
+    losses_ = _capping(_with_objective(softmax_gradient_ or _softmax_gradient_, objective), cap)
     if skip_negative and (softmax_gradient_ is not None or not fused_softmax.serves(x_ND)):
         losses_ = _skipping(losses_)
     if not torch.is_grad_enabled():  # `_HeadLoss.forward` itself cannot see that gradients are disabled
@@ -334,6 +339,21 @@ def _with_objective(softmax_gradient_: SoftmaxGradient, objective: Objective) ->
     return lambda logits_NV, targets_N, work, wants: softmax_gradient_(logits_NV, targets_N, work, wants, objective)
 
 
+def _capping(losses_: Losses, cap: float) -> Losses:
+    """Wrap a softmax: it reads capped logits, and the gradient is that of the logits before. 0: there is no cap."""
+    if not cap:
+        return losses_
+
+    def with_cap_(logits_NV: Tensor, targets_N: Tensor, work: torch.dtype, wants_gradient: bool) -> Tensor:
+        slope_NV = cap_(logits_NV, cap)
+        losses_N1 = losses_(logits_NV, targets_N, work, wants_gradient)
+        if wants_gradient:
+            logits_NV.mul_(slope_NV)
+        return losses_N1
+
+    return with_cap_
+
+
 def _skipping(losses_: Losses) -> Losses:
     """Wrap a softmax: tokens with a negative target have no loss and no gradient. Their logits are still computed, so
     the size of the collectives per chunk does not depend on the targets."""
@@ -359,9 +379,10 @@ def _head_loss_op(
     wants_gradient: bool,
     label_smoothing: float,
     z_loss: float,
+    cap: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     d_weight_dtype = weight_VD.dtype if wants_gradient else None
-    losses_ = _with_objective(_softmax_gradient_, Objective(label_smoothing, z_loss))
+    losses_ = _capping(_with_objective(_softmax_gradient_, Objective(label_smoothing, z_loss)), cap)
     loss, d_x_ND, d_weight_VD, _ = _loss_and_gradients(
         x_ND, weight_VD, targets_N, chunk, scale, wants_gradient, d_weight_dtype, losses_
     )
@@ -379,6 +400,7 @@ def _head_loss_shapes(
     wants_gradient: bool,
     label_smoothing: float,
     z_loss: float,
+    cap: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     loss = x_ND.new_empty((), dtype=torch.promote_types(x_ND.dtype, torch.float32))
     if not wants_gradient:
@@ -393,7 +415,7 @@ def _save_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Ten
 def _head_loss_op_backward(ctx: Any, d_loss: Tensor, _d_d_x: Any, _d_d_weight: Any) -> tuple[Tensor | None, ...]:
     d_x_ND, d_weight_VD = ctx.saved_tensors
     scale = d_loss.to(d_x_ND.dtype)
-    return d_x_ND * scale, d_weight_VD * scale, *(None,) * 6
+    return d_x_ND * scale, d_weight_VD * scale, *(None,) * 7
 
 
 _head_loss_op.register_autograd(_head_loss_op_backward, setup_context=_save_gradients)

@@ -30,13 +30,14 @@ class HeadNorm:
 
     Attributes:
         eps: added to the mean square.
+        offset: added to the scales, in the wide dtype.
         widths: channels of all queries and of all keys of the layer, over which the mean is taken (OLMo 2). None: over
             the channels of each head (Qwen 3).
         sum_ranks: set if heads are split over ranks; None: this rank has all heads.
     """
 
-    def __init__(self, eps: float, widths: tuple[int, int] | None) -> None:
-        self.eps, self.widths = eps, widths
+    def __init__(self, eps: float, widths: tuple[int, int] | None, offset: float = 0.0) -> None:
+        self.eps, self.widths, self.offset = eps, widths, offset
         self.sum_ranks: SumRanks | None = None
 
     def __call__(self, qkv_BTGEK: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
@@ -64,8 +65,12 @@ class HeadNorm:
         groups, normed, channels = heads
         if self.widths is None:
             both_1NK = torch.cat([queries.expand(normed - 1, channels), keys[None]])[None]
-            return both_1NK.to(dtype)
-        return torch.cat([queries.view(groups, normed - 1, channels), keys.view(groups, 1, channels)], 1).to(dtype)
+            return self._offset(both_1NK.to(dtype))
+        both_GNK = torch.cat([queries.view(groups, normed - 1, channels), keys.view(groups, 1, channels)], 1)
+        return self._offset(both_GNK.to(dtype))
+
+    def _offset(self, scales: Tensor) -> Tensor:
+        return scales + self.offset if self.offset else scales
 
 
 class _HeadNorm(torch.autograd.Function):

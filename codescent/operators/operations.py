@@ -52,6 +52,11 @@ def norm(stream: Stream, name: str) -> LayerOperator:
     return rows(stream, name, name, **NORM)
 
 
+def scaled(stream: Stream, name: str, layer: str) -> LayerOperator:
+    """Rows times a number, forward and back."""
+    return rows(stream, name, layer, flops=(1.0, 1.0), moves=(2.0, 2.0), again=())
+
+
 def added(stream: Stream, name: str, layer: str) -> LayerOperator:
     """A sum of rows."""
     return rows(stream, name, layer, **SUM)
@@ -108,12 +113,12 @@ def attention(
         yield from _step_by_step(stream, name, layer, heads)
         return
     queries, forward = stream.positions, stream.forward
-    masked = 0 < heads.window < queries or by_mask(stream)  # a mask: the pairs that it hides are computed, too
-    on_cuda = (queries + 1) / (2 * queries) if causal and not masked else 1.0
-    yield from _products(stream, name, layer, heads, on_cuda, CUDA if causal else "", scores=OF_BLOCKS, anew=True)
+    whole, pairs = (queries + 1) / (2 * queries), pairs_in_blocks(queries, heads.window)
+    on_cuda = pairs / queries**2 if heads.by_blocks else whole
+    share = on_cuda if causal and not by_mask(stream, heads) else 1.0  # a mask: what it hides is computed, too
+    yield from _products(stream, name, layer, heads, share, CUDA if causal else "", scores=OF_BLOCKS, anew=True)
     if causal:
         # A CPU computes blocks of queries. It keeps small probabilities, see `saved_attention.causal_attention`.
-        pairs = pairs_in_blocks(queries, heads.window)
         size = forward.samples * heads.queries // forward.divides * pairs * 4
         keeps = keeps_probabilities(stream, heads) and (forward.precision != forward.wide or size <= SMALL_BYTES)
         again = ("selective", "products", "full") if keeps else OF_BLOCKS
@@ -149,7 +154,11 @@ def _step_by_step(stream: Stream, name: str, layer: str, heads: AttentionSizes) 
         yield _operator(stream, f"{name} {what}", layer, shape, dims, **costs)
 
 
-def loss(stream: Stream, layer: str, vocab: int) -> LayerOperator:
-    """The cross-entropy: forward reads the logits twice and overwrites them by their gradient."""
-    shape = (stream.forward.head_tokens, vocab)
-    return _operator(stream, "loss", layer, shape, (Dim.SAMPLE, Dim.COLUMN), flops=(8.0, 0.0), moves=(3.0, 0.0))
+def loss(stream: Stream, layer: str, vocab: int, *, capped: bool = False) -> LayerOperator:
+    """The cross-entropy: forward reads the logits twice and overwrites them by their gradient.
+
+    `capped`: it caps them before, writes slopes, and multiplies the gradient by them.
+    """
+    shape, more = (stream.forward.head_tokens, vocab), 6.0 if capped else 0.0
+    costs = {"flops": (8.0 + more, 0.0), "moves": (3.0 + more, 0.0)}
+    return _operator(stream, "loss", layer, shape, (Dim.SAMPLE, Dim.COLUMN), **costs)

@@ -14,13 +14,17 @@ _OFFERED_ON = ("cuda", "meta")
 """Kinds of devices whose torch has the kernel; meta computes nothing."""
 
 
-def serves(q_BHTK: Tensor) -> bool:
-    """Whether there is such a kernel: flash attention's, in half precision (`fused_attention_for`)."""
-    return q_BHTK.device.type in _OFFERED_ON and fused_attention_for(q_BHTK) is FLASH
+def serves(heads: Tensor) -> bool:
+    """Whether there is such a kernel for heads [..., K]: flash attention's, in half precision."""
+    return heads.device.type in _OFFERED_ON and fused_attention_for(heads) is FLASH
 
 
-def attend(q_BHTK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, offsets_N: Tensor, window: int) -> Tensor:
-    """Causal attention inside of each document: [B, T, H * K]. `offsets_N`: see `documents.Documents`.
+def attend(
+    q_BHTK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, offsets_N: Tensor, window: int, scale: float | None = None
+) -> Tensor:
+    """Causal attention inside of each document: [B, T, H * K]. `offsets_N`: see `documents.DocumentBounds`.
+
+    `window`: see `ScoreTraits`. `scale`: by what products are multiplied; None: 1 / sqrt(K).
 
     The longest document is said to be as long as a sample: to know more, the host would wait for the device.
     """
@@ -38,6 +42,7 @@ def attend(q_BHTK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, offsets_N: Tensor, wi
         dropout,
         not window,
         no_debugging,
+        scale=scale,
         window_size_left=window - 1 if window else None,
         window_size_right=0 if window else None,
     )

@@ -19,20 +19,27 @@ from codescent.plan.model import RopeScaling
 # heads of a group, E = R + 2, K head_dim.
 
 
-def turns(frequencies_C: Tensor, positions: Tensor, dtype: torch.dtype, gain: float = 1.0) -> Tensor:
+def turns(
+    frequencies_C: Tensor, positions: Tensor, dtype: torch.dtype, gain: float = 1.0, turned: int | None = None
+) -> Tensor:
     """Cosine and sine of each angle, times `gain`, for activations of this dtype: [.., C, 2], in at least fp32.
 
-    `frequencies_C` are on the device of the positions. Angles are computed in fp64: at position 100,000 an angle in
+    `frequencies_C` are on the device of the positions. `turned`: pairs that turn, the first ones; None: all. Others
+    stay as they are, without the gain. Angles are computed in fp64: at position 100,000 an angle in
     fp32 has an error of 0.004.
     """
     angles = positions[..., None] * frequencies_C
-    return (gain * torch.stack([angles.cos(), angles.sin()], -1)).to(torch.promote_types(dtype, torch.float32))
+    both_TC2 = gain * torch.stack([angles.cos(), angles.sin()], -1)
+    both_TC2[..., turned or len(frequencies_C) :, 0] = 1.0
+    return both_TC2.to(torch.promote_types(dtype, torch.float32))
 
 
-def every_turn(seq_len: int, head_dim: int, theta: float, scaling: RopeScaling | None = None) -> Tensor:
-    """`turns` of the positions 0 to seq_len - 1 in fp64, for a `Table`."""
-    rates_C = frequencies(head_dim, theta, scaling, seq_len)
-    return turns(rates_C, torch.arange(seq_len), torch.float64, gain_of(scaling))
+def every_turn(
+    seq_len: int, head_dim: int, theta: float, scaling: RopeScaling | None = None, rotary_dim: int = 0
+) -> Tensor:
+    """`turns` of the positions 0 to seq_len - 1 in fp64, for a `Table`. `rotary_dim`: see `frequencies`."""
+    rates_C, turned = frequencies(head_dim, theta, scaling, seq_len, rotary_dim), (rotary_dim or head_dim) // 2
+    return turns(rates_C, torch.arange(seq_len), torch.float64, gain_of(scaling), turned)
 
 
 def turn(qkv_BTGEK: Tensor, turns_TC2: Tensor) -> Tensor:

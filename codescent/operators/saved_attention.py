@@ -28,7 +28,7 @@ LSE_MULTIPLE = 32
 class AttentionSizes:
     """Sizes of an attention layer: query heads, key-value heads (groups), channels of a head, positions of the keys.
 
-    `window`: of how many positions a query sees the keys; 0: there is no window.
+    `window`: of how many positions a query sees the keys; 0: there is no window. `cap`: of the scores; 0: none.
     """
 
     queries: int
@@ -36,29 +36,48 @@ class AttentionSizes:
     channels: int
     keys: int
     window: int = 0
+    cap: float = 0.0
+
+    @property
+    def by_blocks(self) -> bool:
+        """Whether causal attention is computed block by block on every device (`ScoreTraits.by_blocks`)."""
+        return 0 < self.window < self.keys or self.cap > 0.0
 
 
 def head_norm(stream: Stream, name: str, heads: AttentionSizes, *, over_all: bool) -> Iterator[SavedTensor]:
-    """A norm of queries and keys: its input, and a number of each head, or of all queries and of all keys."""
-    projected = (heads.queries + 2 * heads.groups) * heads.channels
+    """A norm of queries and keys: its input, and a number of each head, or of all queries and of all keys.
+
+    A compiled block keeps such a number for each query head of a group, and the scales as the norm reads them.
+    """
+    projected, normed = (heads.queries + 2 * heads.groups) * heads.channels, heads.queries // heads.groups + 1
     yield stream.columns(f"{name} norm input", projected)
     if over_all:
-        yield stream.inputs(f"{name} norm of all heads", 2, dtype=stream.forward.wide)
+        for numbers, places in ((2, (CPU, EAGER)), (normed, (COMPILED,))):
+            for on in places:
+                yield stream.inputs(f"{name} norm of all heads", numbers, dtype=stream.forward.wide, on=on)
+        scales, dims = heads.groups * normed * heads.channels, Dim.COLUMN
     else:
         yield stream.columns(f"{name} norm of a head", heads.queries + heads.groups, dtype=stream.forward.wide)
+        scales, dims = normed * heads.channels, Dim.WHOLE
+    yield stream.tensor(f"{name} norm scales", (scales,), (dims,), on=COMPILED)
 
 
 def keeps_probabilities(stream: Stream, heads: AttentionSizes) -> bool:
-    """Whether causal attention on a CPU may keep its probabilities: few of them, and without documents."""
-    return heads.keys <= KEEP_HEAD_DIMS * heads.channels and not stream.forward.documents
+    """Whether causal attention on a CPU keeps its probabilities if they are small: without documents or a cap."""
+    return heads.keys <= KEEP_HEAD_DIMS * heads.channels and not stream.forward.documents and not heads.cap
 
 
-def by_mask(stream: Stream) -> bool:
+def by_mask(stream: Stream, heads: AttentionSizes) -> bool:
     """Whether documents are a mask on CUDA: its kernel of variable length computes in half precision only."""
-    return stream.forward.documents and stream.forward.precision != "bf16"
+    return stream.forward.documents and stream.forward.precision != "bf16" and not heads.by_blocks
 
 
-def documents(stream: Stream, *, dropout: bool) -> Iterator[SavedTensor]:
+def in_blocks(stream: Stream, heads: AttentionSizes) -> bool:
+    """Whether CUDA computes causal attention block by block. Its kernel for documents has windows."""
+    return heads.by_blocks and (stream.forward.precision != "bf16" or not stream.forward.documents or heads.cap > 0)
+
+
+def documents(stream: Stream, heads: AttentionSizes, *, dropout: bool) -> Iterator[SavedTensor]:
     """What blocks read of documents, once for a chunk. Blocks that are computed again keep both tensors.
 
     Where documents begin is int64 for each position. On CUDA its kernel reads their offsets, too: int32 for each
@@ -66,20 +85,21 @@ def documents(stream: Stream, *, dropout: bool) -> Iterator[SavedTensor]:
     """
     if not stream.forward.documents:
         return
-    samples = stream.forward.samples
-    begins: dict[str, Any] = {"dtype": "int64", "once": True}
-    for device, under in ((CPU, BLOCK_INPUTS if dropout else RECOMPUTES), (CUDA, BLOCK_INPUTS)):
+    samples, reads = stream.forward.samples, BLOCK_INPUTS if dropout else RECOMPUTES
+    once: dict[str, Any] = {"once": True, "unless": max(stream.depths[0] - 1, 0)}  # blocks with another window have it
+    for device, under in ((CPU, reads), (CUDA, reads if in_blocks(stream, heads) else BLOCK_INPUTS)):
         shape, dims = (samples, stream.positions), (Dim.SAMPLE, Dim.WHOLE)
-        yield stream.tensor(BEGINS, shape, dims, on=device, under=under, **begins)
-    offsets: dict[str, Any] = {"dtype": "int32", "once": True, "on": CUDA}
-    by_kernel = () if dropout or by_mask(stream) else IN_BLOCKS
+        yield stream.tensor(BEGINS, shape, dims, on=device, under=under, dtype="int64", **once)
+    by_kernel = () if dropout or by_mask(stream, heads) or in_blocks(stream, heads) else IN_BLOCKS
     for core, kept in ((False, BLOCK_INPUTS), (True, by_kernel)):
         numbers = (samples * FEW_DOCUMENTS + 1,)
-        yield stream.tensor("offsets of documents", numbers, (Dim.WHOLE,), core=core, under=kept, **offsets)
+        options: dict[str, Any] = {"dtype": "int32", "on": CUDA, "core": core, "under": kept}
+        yield stream.tensor("offsets of documents", numbers, (Dim.WHOLE,), **options, **once)
 
 
 def causal_attention(stream: Stream, name: str, heads: AttentionSizes) -> Iterator[SavedTensor]:
-    """Causal self-attention without dropout. A CPU keeps the projections by head, and small probabilities."""
+    """Causal self-attention without dropout. By blocks it keeps the projections by head, on a CPU and small
+    probabilities."""
     qkv, formula = f"{name}.qkv by head", by_formula(stream.forward.precision, heads)
     projected = (heads.queries + 2 * heads.groups) * heads.channels
     yield stream.columns(qkv, projected, core=True, on=CPU if formula else "")
@@ -88,11 +108,13 @@ def causal_attention(stream: Stream, name: str, heads: AttentionSizes) -> Iterat
         small = qkv if stream.forward.precision == stream.forward.wide else ""
         dims, more = (Dim.SAMPLE, Dim.COLUMN, Dim.WHOLE), {"on": CPU, "core": True, "small": small}
         yield stream.tensor(f"{name} probabilities", shape, dims, **more | {"under": UNLESS_RECOMPUTED})
+    if in_blocks(stream, heads):
+        return
     if formula:
         yield from formula_attention(stream, name, heads, stream, memory=projected)
         return
-    yield from _log_sum_exp(stream, f"{name} log-sum-exp", heads, on=(CUDA,), masked=by_mask(stream))
-    if by_mask(stream):
+    yield from _log_sum_exp(stream, f"{name} log-sum-exp", heads, on=(CUDA,), masked=by_mask(stream, heads))
+    if by_mask(stream, heads):
         shape, dims = (stream.forward.samples, heads.keys, heads.keys), (Dim.SAMPLE, Dim.WHOLE, Dim.WHOLE)
         yield stream.tensor(f"{name} mask of documents", shape, dims, on=CUDA, core=True)
     if stream.forward.divides < heads.groups < heads.queries:  # the queries of one group need no copy
@@ -116,8 +138,10 @@ def is_memory_efficient(precision: str, *, masked: bool = False) -> bool:
 
 
 def by_formula(precision: str, heads: AttentionSizes) -> bool:
-    """Whether CUDA has no kernel: none computes fp64, and none of fp32 reads the keys of groups as they are."""
-    return precision == "fp64" or (precision == "fp32" and heads.groups < heads.queries)
+    """Whether CUDA has no kernel: none computes fp64, and none of fp32 reads the keys of groups as they are. Attention
+    by blocks needs none."""
+    lacks = precision == "fp64" or (precision == "fp32" and heads.groups < heads.queries)
+    return lacks and not heads.by_blocks
 
 
 def formula_attention(
@@ -175,8 +199,9 @@ def fused_attention(
 
 def output(stream: Stream, layer: str, heads: AttentionSizes, *, causal: bool) -> Iterator[SavedTensor]:
     """What attention without dropout computes, which the matrix `layer` reads. A fused kernel keeps it, too."""
-    formula, width = by_formula(stream.forward.precision, heads), heads.queries * heads.channels
-    for device, only in ((CPU, causal), (CUDA, formula)):
+    alone = by_formula(stream.forward.precision, heads) or (causal and in_blocks(stream, heads))
+    width = heads.queries * heads.channels
+    for device, only in ((CPU, causal), (CUDA, alone)):
         yield stream.columns(f"{layer} input", width, layer=layer if only else "", product=layer, on=device)
 
 
@@ -205,14 +230,19 @@ def attention_with_dropout(
 
 
 def attention_product(
-    stream: Stream, name: str, heads: AttentionSizes, *, causal: bool, masked: bool = False
+    stream: Stream, name: str, heads: AttentionSizes, *, causal: bool, masked: bool = False, normed: bool = False
 ) -> Iterator[SavedTensor]:
-    """What parallel.recompute = "products" keeps of attention without dropout: the results of its kernel."""
+    """What parallel.recompute = "products" keeps of attention without dropout: the results of its kernel.
+
+    `normed`: queries and keys are. Else compiled blocks keep no product of which attention by blocks keeps the turn.
+    """
     kept: dict[str, Any] = {"under": PRODUCTS, "core": True}
     formula = by_formula(stream.forward.precision, heads)
     yield stream.columns(f"{name} product", heads.queries * heads.channels, **kept, on=CPU if formula else "")
     projected = (heads.queries + 2 * heads.groups) * heads.channels
-    if causal:
-        yield stream.columns(f"{name}.qkv by head product", projected, on=CPU, **kept)
-    on = (*(() if causal else (CPU,)), *(() if formula else (CUDA,)))
+    blocks = causal and in_blocks(stream, heads)
+    places = (("",) if normed else (CPU, EAGER)) if blocks else (CPU,)
+    for device in places if causal else ():
+        yield stream.columns(f"{name}.qkv by head product", projected, on=device, **kept)
+    on = (*(() if causal else (CPU,)), *(() if formula or blocks else (CUDA,)))
     yield from _log_sum_exp(stream, f"{name} log-sum-exp product", heads, on, masked=masked, under=PRODUCTS)

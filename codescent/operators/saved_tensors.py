@@ -139,6 +139,16 @@ def rms_norm(stream: Stream, name: str, *, entered: bool = True) -> Iterator[Sav
     yield stream.rows(f"{name} divided", on=CPU, dtype=forward.wide, layer=name)
 
 
+def plus_one_norm(stream: Stream, name: str, *, entered: bool = True, again: bool = False) -> Iterator[SavedTensor]:
+    """`operators.plus_one_norm`: keeps its input and a number of each row. `entered`: see `rms_norm`.
+
+    `again`: its input is a sum with the output of such a norm, which compiled blocks make again.
+    """
+    for on in (CPU, EAGER) if again else ("",):
+        yield stream.entered(f"{name} input", on=on) if entered else stream.rows(f"{name} input", on=on)
+    yield stream.rows(f"{name} norm of a row", 1, dtype=stream.forward.wide)
+
+
 def _both(tensor: SavedTensor, *, cpu: str, cuda: str) -> Iterator[SavedTensor]:
     """A tensor whose dtype depends on the device."""
     if cpu == cuda:

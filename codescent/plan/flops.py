@@ -84,7 +84,8 @@ def step_flops(
         )
         again = 2.0 * macs(rows) + (4.0 * _pairs(model, work) * width if splits_sequence or model.dropout else 0.0)
     elif recompute == "selective" and not (splits_sequence or model.dropout):
-        again = 2.0 * model.causal_layers * pairs_seen(work.positions(-1), model.window) * width
+        causal = model.windows[model.num_layers - model.causal_layers :]
+        again = 2.0 * sum(pairs_seen(work.positions(-1), window) for window in causal) * width
     return StepFlops(
         dense_flops=(4.0 * macs(read) + 2.0 * macs(trained)) * work.global_batch_size,
         attention_flops=12.0 * _pairs(model, work) * width * work.global_batch_size,
@@ -123,7 +124,7 @@ def _positions(model: ModelFacts, task: TaskFacts, work: Work, parameter: Parame
 def _pairs(model: ModelFacts, work: Work) -> int:
     """Number of query-key pairs in a sample, summed over all layers."""
     if not work.streams:
-        return model.num_layers * pairs_seen(work.seq_len, model.window)
+        return sum(pairs_seen(work.seq_len, window) for window in model.windows)
     source, target = work.streams
     decoder_layers = model.num_layers - model.encoder_layers
     return model.encoder_layers * source**2 + decoder_layers * target * (target + source)

@@ -3,8 +3,9 @@ Does not compute these values and does not build a module (models does both)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from codescent.plan.brief import brief
 
@@ -74,6 +75,9 @@ class ModelFacts:
         lora: the adapters; None: every parameter is trained.
         weights: folder of the initial weights; None: weights are initialised at random.
         window: of how many positions a query sees the keys; 0: of all.
+        full_every: with a window: every so-many-th layer has none; 0: all have it.
+        score_cap: soft cap of the scores of attention; 0: none.
+        logit_cap: soft cap of the logits; 0: none.
     """
 
     kind: str
@@ -92,6 +96,28 @@ class ModelFacts:
     lora: Lora | None = None
     weights: str | None = None
     window: int = brief(0)
+    full_every: int = brief(0)
+    score_cap: float = brief(0.0)
+    logit_cap: float = brief(0.0)
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The window of each layer; 0: none."""
+        return windows_of(self.num_layers, self.window, self.full_every)
+
+
+def windows_of(layers: int, window: int, full_every: int) -> tuple[int, ...]:
+    """The window of each of some layers; 0: none. See `ModelFacts.full_every`."""
+    return tuple(0 if full_every and layer % full_every == 0 else window for layer in range(1, layers + 1))
+
+
+def runs_of(windows: Sequence[int]) -> Iterator[tuple[tuple[int, int], int]]:
+    """Depths [first, end) of layers with the same window that follow each other, and this window."""
+    depth = 1
+    for window, alike in groupby(windows):
+        count = len(list(alike))
+        yield (depth, depth + count), window
+        depth += count
 
 
 def pairs_seen(positions: int, window: int) -> int:

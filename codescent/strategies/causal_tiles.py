@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from codescent.operators import products
+from codescent.operators.block_attention import PLAIN, ScoreTraits
 from codescent.operators.dropout import dropped_at
+from codescent.operators.soft_cap import cap_
 
 # Shapes: B samples, G key-value heads, P = B * G pairs of sample and key-value head, R query heads that read the same
 # key-value head, T positions of a rank, K head_dim; in a tile: Q queries, N = R * Q rows, S keys.
@@ -54,7 +56,7 @@ class Tile:
 class CausalTiles:
     """Attention of the queries of rank `index` to the keys and values of each source rank, tile by tile.
 
-    `degree`: ranks of the group. `length`: T. `keys_B`, `dropout`, `first_head` and `window`: see
+    `degree`: ranks of the group. `length`: T. `keys_B`, `dropout`, `first_head` and `scores`: see
     `ring.split_attention`. `begins_BT`: see `operators.documents`, of all positions; None: a sample is one document.
     """
 
@@ -64,7 +66,7 @@ class CausalTiles:
     keys_B: Tensor | None = None
     dropout: float = 0.0
     first_head: int = 0
-    window: int = 0
+    scores: ScoreTraits = PLAIN
     begins_BT: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -79,7 +81,7 @@ class CausalTiles:
     @property
     def hides(self) -> bool:
         """Whether a query of a tile may see none of its keys."""
-        return self.window > 0 or self.begins_BT is not None
+        return self.scores.window > 0 or self.begins_BT is not None
 
     def positions(self, rank: int, device: torch.device) -> Tensor:
         """int64 [T]: the positions that a rank holds."""
@@ -125,7 +127,7 @@ class CausalTiles:
         k_PTK, v_PTK = kv_2PTK
         for tile in self.tiles(source):
             v_PSK = v_PTK[:, tile.keys]
-            scores_PNS = self._scores(source, q_PRTK, k_PTK, tile).to(y_PRTK.dtype)
+            scores_PNS, _ = self._scores(source, q_PRTK, k_PTK, tile, y_PRTK.dtype)
             top_PN1 = scores_PNS.amax(-1, keepdim=True)
             if self.hides:  # a query may see none of these keys: its share of the softmax is 0 then
                 top_PN1.clamp_(min=torch.finfo(top_PN1.dtype).min / 2)
@@ -163,12 +165,8 @@ class CausalTiles:
         for tile in self.tiles(source):
             k_PSK, v_PSK = k_PTK[:, tile.keys], v_PTK[:, tile.keys]
             q_PNK, d_y_PNK = _rows(q_PRTK, tile), _rows(d_y_PRTK, tile)
-            p_PNS = (
-                self._scores(source, q_PRTK, k_PTK, tile)
-                .to(d_q_PRTK.dtype)
-                .sub_(_rows(lse_PRT, tile).unsqueeze(-1))
-                .exp_()
-            )
+            scores_PNS, slope_PNS = self._scores(source, q_PRTK, k_PTK, tile, d_q_PRTK.dtype)
+            p_PNS = scores_PNS.sub_(_rows(lse_PRT, tile).unsqueeze(-1)).exp_()
             d_p_PNS = products.bmm(d_y_PNK, v_PSK.transpose(1, 2)).to(d_q_PRTK.dtype)
             kept_PNS = p_PNS
             if self.keys_B is not None:
@@ -176,26 +174,32 @@ class CausalTiles:
                 kept_PNS = p_PNS.masked_fill(dropped_PNS, 0.0)
                 d_p_PNS.masked_fill_(dropped_PNS, 0.0)
             d_v_PTK[:, tile.keys] += products.bmm(kept_PNS.to(v_PSK.dtype).transpose(1, 2), d_y_PNK)
-            d_s_PNS = d_p_PNS.sub_(_rows(delta_PRT, tile).unsqueeze(-1)).mul_(p_PNS).to(k_PSK.dtype)
+            d_s_PNS = d_p_PNS.sub_(_rows(delta_PRT, tile).unsqueeze(-1)).mul_(p_PNS)
+            d_s_PNS = (d_s_PNS if slope_PNS is None else d_s_PNS.mul_(slope_PNS)).to(k_PSK.dtype)
             d_q_PRQK = d_q_PRTK[:, :, tile.queries]
             d_q_PRQK += products.bmm(d_s_PNS, k_PSK).view_as(d_q_PRQK)
             d_k_PTK[:, tile.keys] += products.bmm(d_s_PNS.transpose(1, 2), q_PNK)
 
-    def _scores(self, source: int, q_PRTK: Tensor, k_PTK: Tensor, tile: Tile) -> Tensor:
-        """q k^T, -inf where the key is later than the query, or before its window or its document."""
-        scores_PNS = _scores(q_PRTK, k_PTK, tile)
+    def _scores(
+        self, source: int, q_PRTK: Tensor, k_PTK: Tensor, tile: Tile, wide: torch.dtype
+    ) -> tuple[Tensor, Tensor | None]:
+        """q k^T, capped, -inf where the key is later than the query, or before its window or its document; and the
+        slope of the cap."""
+        products_PNS = products.bmm(_rows(q_PRTK, tile), k_PTK[:, tile.keys].transpose(1, 2)).to(wide)
+        slope_PNS = cap_(products_PNS, self.scores.cap) if self.scores.cap else None
+        scores_PNS = _masked(products_PNS, len(q_PRTK), tile)
         if not self.hides:
-            return scores_PNS
+            return scores_PNS, slope_PNS
         queries_Q = self.positions(self.index, q_PRTK.device)[tile.queries]
         keys_S = self.positions(source, q_PRTK.device)[tile.keys]
-        if self.window:
-            past_QS = queries_Q[:, None] - keys_S >= self.window
+        if self.scores.window:
+            past_QS = queries_Q[:, None] - keys_S >= self.scores.window
             scores_PNS.view(len(q_PRTK), -1, *past_QS.shape).masked_fill_(past_QS, -math.inf)
         if self.begins_BT is not None:
             past_BQS = keys_S < self.begins_BT[:, queries_Q, None]
             by_sample = scores_PNS.view(len(past_BQS), -1, *past_BQS.shape[1:])
             by_sample.masked_fill_(past_BQS[:, None], -math.inf)
-        return scores_PNS
+        return scores_PNS, slope_PNS
 
     def _dropped(self, keys_B: Tensor, source: int, tile: Tile, p_PNS: Tensor) -> Tensor:
         """The same dropout mask as on one device: row = head * seq_len + query position, column = key position."""
@@ -212,12 +216,11 @@ def _rows(of_PRT: Tensor, tile: Tile) -> Tensor:
     return of_PRT[:, :, tile.queries].flatten(1, 2)
 
 
-def _scores(q_PRTK: Tensor, k_PTK: Tensor, tile: Tile) -> Tensor:
-    """q k^T, -inf where the key is later than the query."""
-    scores_PNS = products.bmm(_rows(q_PRTK, tile), k_PTK[:, tile.keys].transpose(1, 2))
+def _masked(scores_PNS: Tensor, pairs: int, tile: Tile) -> Tensor:
+    """The scores, in place -inf where the key is later than the query. `pairs`: P."""
     if tile.causal:
         queries = tile.queries.stop - tile.queries.start
-        later_QQ = torch.ones(queries, queries, dtype=torch.bool, device=q_PRTK.device).triu_(1)
-        scores_PRQS = scores_PNS.view(len(q_PRTK), -1, queries, tile.keys.stop - tile.keys.start)
+        later_QQ = torch.ones(queries, queries, dtype=torch.bool, device=scores_PNS.device).triu_(1)
+        scores_PRQS = scores_PNS.view(pairs, -1, queries, tile.keys.stop - tile.keys.start)
         scores_PRQS[..., -queries:].masked_fill_(later_QQ, -math.inf)
     return scores_PNS

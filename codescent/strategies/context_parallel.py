@@ -14,6 +14,7 @@ from codescent.operators.saved_attention import BEGINS, is_memory_efficient, rou
 from codescent.plan import DTYPE_BYTES, WIDE, Collective, Plan, Traffic, Verb
 from codescent.plan.activations import CPU, CUDA, SavedTensor
 from codescent.plan.divided import Dim
+from codescent.plan.model import runs_of
 from codescent.plan.operators import LayerOperator
 from codescent.strategies.refusals import length_factor, near_degrees, near_lengths
 from codescent.strategies.strategy import Candidate, Strategy, ThisRank
@@ -112,20 +113,20 @@ class ContextParallel(Strategy):
             samples = work.microbatch_size, work.seq_len
             yield SavedTensor(BEGINS, samples, (Dim.SAMPLE, Dim.WHOLE), "int64", (1, model.num_layers + 1), once=True)
         heads, groups = model.num_heads * model.head_dim, 2 * model.num_kv_heads * model.head_dim
-        # The output of a fused kernel is what the next matrix keeps. Dropout and documents have none.
-        tiled = model.dropout > 0 or run.task.documents
-        on = {"queries": "", "keys and values": "", "output": "" if tiled else CPU}
         widths = {"queries": heads, "keys and values": groups, "output": heads}
-        found = [(what, width, work.precision, on[what], work.seq_len) for what, width in widths.items()]
         lse, degree = ("log-sum-exp", model.num_heads, WIDE[work.precision]), run.mesh.cp
-        found.append((*lse, CPU, work.seq_len))
-        rounds = is_memory_efficient(work.precision) and not tiled
-        found.append((*lse, CUDA, rounded_up(work.seq_len // degree) * degree if rounds else work.seq_len))
-        for what, width, dtype, device, positions in found:
-            shape, dims = (work.microbatch_size, positions, width), (Dim.SAMPLE, Dim.POSITION, Dim.COLUMN)
-            blocks = (1, model.num_layers + 1)
-            whole = SavedTensor(f"attn {what}", shape, dims, dtype, blocks, on=device, under=("none", "selective"))
-            yield whole.divided(self.axis, (Dim.POSITION,))
+        for blocks, window in runs_of(model.windows):
+            # What a fused kernel computes is what the next matrix keeps. Without such a kernel it is done by tiles.
+            tiled = model.dropout > 0 or run.task.documents or model.score_cap > 0 or 0 < window < work.seq_len
+            on = {"queries": "", "keys and values": "", "output": "" if tiled else CPU}
+            found = [(what, width, work.precision, on[what], work.seq_len) for what, width in widths.items()]
+            found.append((*lse, CPU, work.seq_len))
+            rounds = is_memory_efficient(work.precision) and not tiled
+            found.append((*lse, CUDA, rounded_up(work.seq_len // degree) * degree if rounds else work.seq_len))
+            for what, width, dtype, device, positions in found:
+                shape, dims = (work.microbatch_size, positions, width), (Dim.SAMPLE, Dim.POSITION, Dim.COLUMN)
+                whole = SavedTensor(f"attn {what}", shape, dims, dtype, blocks, on=device, under=("none", "selective"))
+                yield whole.divided(self.axis, (Dim.POSITION,))
 
     def operators(self, operators: Sequence[LayerOperator], run: Candidate | Plan) -> Iterator[LayerOperator]:
         """Divide positions. Of attention those of the queries: each rank has as many pairs.

@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from codescent.base.ranges import Flight
 from codescent.base.stopwatch import waiting
+from codescent.operators.block_attention import PLAIN, ScoreTraits
 from codescent.operators.documents import DocumentBounds
 from codescent.operators.fused_attention import fused_attention_for
 from codescent.operators.kept import in_parts
@@ -149,7 +150,7 @@ def split_attention(
     dropout: float = 0.0,
     *,
     first_head: int = 0,
-    window: int = 0,
+    scores: ScoreTraits = PLAIN,
     documents: DocumentBounds | None = None,
 ) -> Tensor:
     """Causal attention softmax(q k^T / sqrt(K)) v over a sequence that is split over ranks: [B, H, T, K].
@@ -158,8 +159,8 @@ def split_attention(
     `context_parallel.exchange_traffic` declares what it sends. Query head h reads key-value head h // (H / G).
 
     On CUDA a fused kernel computes the attention to the keys of each rank. Dropout needs probabilities with our masks,
-    and fp64, windows and documents have no fused kernel: then, and on a CPU, it is computed tile by tile. Documents
-    change nothing of what is sent.
+    and fp64, windows, caps and documents have no fused kernel: then, and on a CPU, it is computed tile by tile.
+    Documents change nothing of what is sent.
 
     Args:
         q_BHTK, k_BGTK, v_BGTK: queries, keys and values of this rank's positions.
@@ -167,18 +168,20 @@ def split_attention(
         keys_B: dropout keys for the probabilities, the same on every rank; None: no dropout.
         dropout: probability of being dropped.
         first_head: index of this rank's first query head in the whole layer; dropout masks depend on it.
-        window: a position sees so many positions, itself included; 0: all earlier ones.
+        scores: window, cap and factor of the scores.
         documents: of the whole samples; None: a sample is one document.
     """
     group = exchange.group
-    window = window if window < group.size() * q_BHTK.shape[2] else 0
-    whole = keys_B is None and not window and documents is None
+    scores = scores.within(group.size() * q_BHTK.shape[2])
+    if scores.width:  # both ways divide by sqrt(K)
+        q_BHTK = q_BHTK * (scores.factor(q_BHTK.shape[-1]) * math.sqrt(q_BHTK.shape[-1]))
+    whole = keys_B is None and not scores.by_blocks and documents is None
     kernel = fused_attention_for(q_BHTK) if whole else None
     if kernel is not None:
         sources = CausalSources(kernel, group.rank(), q_BHTK.shape[2])
         return FusedSplitAttention.apply(q_BHTK, k_BGTK, v_BGTK, exchange, sources)  # type: ignore[no-any-return, no-untyped-call]
     begins_BT = None if documents is None else documents.begins_BT
-    tiles = CausalTiles(group.size(), group.rank(), q_BHTK.shape[2], keys_B, dropout, first_head, window, begins_BT)
+    tiles = CausalTiles(group.size(), group.rank(), q_BHTK.shape[2], keys_B, dropout, first_head, scores, begins_BT)
     y_BHTK: Tensor = SplitAttention.apply(q_BHTK, k_BGTK, v_BGTK, exchange, tiles)  # type: ignore[no-untyped-call]
     return y_BHTK
 

@@ -124,7 +124,7 @@ class TensorParallel(Strategy):
             if not self.active(run):
                 yield tensor
                 continue
-            if splits and Dim.POSITION in tensor.dims and Dim.COLUMN not in tensor.dims:
+            if splits and tensor.product and Dim.POSITION in tensor.dims and Dim.COLUMN not in tensor.dims:
                 tensor = replace(tensor, begins=0, unless=0)
             yield tensor.divided(self.axis, (Dim.COLUMN, Dim.SEQUENCE) if splits else (Dim.COLUMN,))
             if Dim.TOKEN in tensor.dims:

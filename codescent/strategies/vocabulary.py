@@ -103,6 +103,7 @@ class SplitVocabulary:
         *,
         skip_negative: bool = False,
         objective: Objective = CROSS_ENTROPY,
+        cap: float = 0.0,
     ) -> Tensor:
         """The sum of the losses of all B * T tokens, the same on every rank: see `head_loss`.
 
@@ -121,6 +122,7 @@ class SplitVocabulary:
             self._softmax,
             skip_negative=skip_negative,
             objective=objective,
+            cap=cap,
         )
 
     def every_row(self, x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from codescent.base.device_kinds import kernels_of
 from codescent.clusters.by_links import of_device
 from codescent.config.decided import HEAD_CHUNK_TOKENS, compiles, head_chunk_tokens, with_device
 from codescent.config.sections import Config
-from codescent.cost.activations import UNDECLARED, computed_on, is_windowed
+from codescent.cost.activations import UNDECLARED, computed_on
 from codescent.cost.memory import kept_kinds
 from codescent.cost.stage_memory import StageMemory, memory
 from codescent.plan import AXES, Memory, Plan
@@ -73,7 +73,7 @@ def _of_activations(plan: Plan, config: Config | None) -> Iterator[str]:
         yield (
             f"{of_bytes(most.activations)} on {kind}{several}{again}{words}"
             if most.whole
-            else f"not known on {kind} {'with a window' if is_windowed(plan) else f'in {plan.work.precision}'}"
+            else f"not known on {kind} in {plan.work.precision}"
         )
 
 

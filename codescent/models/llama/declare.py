@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from codescent.models import block_operations, saved_blocks
@@ -16,7 +17,7 @@ from codescent.operators import operations, saved_tensors
 from codescent.operators.saved_tensors import ForwardPass, Stream
 from codescent.plan.activations import RECOMPUTES, SavedTensor
 from codescent.plan.divided import Dim
-from codescent.plan.model import RopeScaling
+from codescent.plan.model import RopeScaling, runs_of
 from codescent.plan.operators import LayerOperator
 from codescent.plan.shard import Parameter, Role
 
@@ -40,6 +41,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 _FFN_MULTIPLE = 64
+_NORMS = {"first": (("norm_{}",), ()), "output": ((), ("norm_{}",)), "both": (("norm_{}",), ("norm_{}_out",))}
+"""By `LlamaShape.norm`: the norms before and after a part, in which {} is the number of the part."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,18 @@ class LlamaShape(Shape):
         qkv_bias: whether queries, keys and values have biases (Qwen 2). No other matrix has one.
         qk_norm: see `Shape`.
         window: see `Shape`.
-        norm: "first": norms are before attention and feed-forward; "output": they are of their outputs (OLMo 2).
+        norm: "first": norms are before attention and feed-forward; "output": they are of their outputs (OLMo 2);
+            "both": of inputs and outputs (Gemma 2).
+        norm_plus_one: whether norms multiply by 1 + weight (Gemma).
+        activation: of the gate: "silu" (SwiGLU) or "gelu" in its tanh form (GEGLU).
+        scale_embedding: whether embeddings are multiplied by sqrt(hidden_dim) (Gemma).
+        score_dim: products of queries and keys are divided by its square root; 0: head_dim.
+        full_every, score_cap, logit_cap: see `Shape`.
+        rope_local_theta: rope_theta of the layers with a window, where frequencies are not scaled; 0: theirs is the
+            same as that of the others (Gemma 3 has two).
+        rotary_dim: channels of a head that turn; 0: all (Phi-4 mini).
+        fused: whether a Hugging Face folder has one matrix of queries, keys and values, and one of gates and values
+            (Phi-3). It changes nothing else.
     """
 
     num_layers: int
@@ -74,19 +88,41 @@ class LlamaShape(Shape):
     qk_norm: str = "none"
     norm: str = "first"
     window: int = 0
+    full_every: int = 0
+    score_cap: float = 0.0
+    logit_cap: float = 0.0
+    score_dim: int = 0
+    norm_plus_one: bool = False
+    activation: str = "silu"
+    scale_embedding: bool = False
+    rope_local_theta: float = 0.0
+    rotary_dim: int = 0
+    fused: bool = False
     bias: bool = False
     dropout: float = 0.0
     ffn_matrices: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
-        """Fill in head_dim, which plans of earlier versions do not have."""
+        """Fill in head_dim, which plans of earlier versions do not have. Sizes that say the same are 0."""
         object.__setattr__(self, "head_dim", self.head_dim or self.hidden_dim // self.num_heads)
+        for name in ("score_dim", "rotary_dim"):
+            object.__setattr__(self, name, 0 if getattr(self, name) == self.head_dim else getattr(self, name))
 
     @classmethod
     def of(cls, sizes: Mapping[str, Any]) -> LlamaShape:
         """The shape with these fields. `rope_scaling` may be a mapping; a key of ROPE replaces one of its fields."""
         fields = {name: size for name, size in sizes.items() if name not in ROPE}
         return cls(**{**fields, "rope_scaling": scaling_of(sizes)})
+
+    @property
+    def norm_offset(self) -> float:
+        """See `Shape`."""
+        return 1.0 if self.norm_plus_one else 0.0
+
+    @property
+    def bases(self) -> tuple[bool, ...]:
+        """Of each layer, whether its rotary positions have the base `rope_local_theta`."""
+        return tuple(window > 0 and self.rope_local_theta > 0.0 for window in self.windows)
 
     def facts(self) -> dict[str, Any]:
         """See `Shape`. Of a scaling of frequencies a plan has what its method reads."""
@@ -110,9 +146,17 @@ def _wrong(full: Mapping[str, Any], bias: bool | None, dropout: float, where: st
         yield f"{where}.bias = true: a llama has no biases but those of {where}.qkv_bias; leave it out"
     if dropout != 0.0:
         yield f"{where}.dropout = {dropout}: a llama has no dropout; leave it out"
-    for name in ("rope_theta", "norm_eps", *ROPE):
+    for name in ("rope_theta", "norm_eps", "score_cap", "logit_cap", "rope_local_theta", *ROPE):
         if isinstance(full.get(name), int | float) and not isinstance(full[name], bool) and not full[name] > 0.0:
             yield f"{where}.{name}: {full[name]} must be above 0"
+    if full.get("full_every") and not full.get("window"):
+        yield f"{where}.full_every: given without {where}.window, of which it makes exceptions; give both"
+    if full.get("rope_local_theta") and not full.get("window"):
+        yield f"{where}.rope_local_theta: given without {where}.window: it is that of the layers with one; give both"
+    channels = full.get("head_dim") or full.get("hidden_dim", 0) // max(1, full.get("num_heads", 1))
+    turned = full.get("rotary_dim") or channels
+    if turned % 2 or turned > channels:
+        yield f"{where}.rotary_dim: {turned} of {channels} channels cannot turn in pairs; give an even number of them"
     yield from wrong_scaling(full, where)
 
 
@@ -132,16 +176,21 @@ def parameters(shape: LlamaShape) -> Iterator[Parameter]:
     yield Parameter("tok.weight", vocabulary, Role.VOCAB, WEIGHT_STD, depths=(0, end) if shape.tie_head else (0,))
     for layer in range(shape.num_layers):
         block, depth = f"blocks.{layer}", layer + 1
-        norms = [list(norm(f"{block}.norm_{number}", width, shape.bias, depth)) for number in (1, 2)]
+        mean = 1.0 - shape.norm_offset
         attn = list(attention(f"{block}.attn", shape, WEIGHT_STD, residual_std, depth))
         both = (ffn, 2, width)
         mlp = [
             Parameter(f"{block}.mlp.gate_up.weight", both, Role.COLUMN, WEIGHT_STD, depths=(depth,), alternating=(1, 1))
         ]
         mlp += linear(f"{block}.mlp.down", ffn, width, Role.ROW, residual_std, shape.bias, depth)
-        for before, part in zip(norms, (attn, mlp), strict=True):
-            yield from before + part if shape.norm == "first" else part + before
-    yield from norm("norm", width, shape.bias, end)
+        for number, part in enumerate((attn, mlp), start=1):
+            before, after = _NORMS[shape.norm]
+            for name in before:
+                yield from norm(f"{block}.{name.format(number)}", width, shape.bias, depth, mean=mean)
+            yield from part
+            for name in after:
+                yield from norm(f"{block}.{name.format(number)}", width, shape.bias, depth, mean=mean)
+    yield from norm("norm", width, shape.bias, end, mean=1.0 - shape.norm_offset)
     if not shape.tie_head:
         yield Parameter("head.weight", vocabulary, Role.VOCAB, WEIGHT_STD, depths=(end,))
 
@@ -150,35 +199,67 @@ def saved(shape: LlamaShape, forward: ForwardPass) -> Iterator[SavedTensor]:
     """What each depth keeps for backward."""
     width = shape.hidden_dim
     yield from saved_blocks.embedding(forward, width, ("tok", forward.positions), dropout=0.0)
-    blocks = Stream(forward, (1, shape.num_layers + 1), forward.positions, width)
-    if forward.selects or forward.documents:  # else they are a table, which no pass makes
-        samples, of_samples = ((forward.samples,), (Dim.SAMPLE,)) if forward.documents else ((), ())  # others in each
-        angles, dims = (*samples, forward.positions, shape.head_dim), (*of_samples, Dim.POSITION, Dim.WHOLE)
-        yield blocks.tensor("rotary angles", angles, dims, dtype=forward.wide, once=True, under=RECOMPUTES)
-    first = shape.norm == "first"
-    yield from saved_tensors.rms_norm(blocks, "norm_1", entered=first)
-    yield from saved_blocks.self_attention(blocks, shape, causal=True, entered=not first)
-    yield from saved_tensors.rms_norm(blocks, "norm_2", entered=False)
-    yield from saved_blocks.feed_forward(blocks, shape, "gate_up", halves=2, by_torch=1)
-    yield from saved_blocks.block_inputs(blocks, shape, 0)
+    if forward.selects or forward.documents:  # else they are tables, which no pass makes
+        yield from _saved_angles(shape, forward)
+    norm = saved_tensors.plus_one_norm if shape.norm_plus_one else saved_tensors.rms_norm
+    before, after = _NORMS[shape.norm]
+    sums = shape.norm_plus_one and before and after and not forward.selects  # cp ends the graph between norm and sum
+    between = partial(saved_tensors.plus_one_norm, again=True) if sums else norm
+    for depths, _ in runs_of(shape.windows):
+        blocks = Stream(forward, depths, forward.positions, width)
+        for name in before:
+            yield from norm(blocks, name.format(1))
+        yield from saved_blocks.self_attention(blocks, shape, causal=True, entered=not before)
+        for name in after:
+            yield from norm(blocks, name.format(1), entered=False)
+        for name in before:
+            yield from between(blocks, name.format(2), entered=False)
+        yield from saved_blocks.feed_forward(blocks, shape, "gate_up", halves=2, by_torch=1)
+        for name in after:
+            yield from norm(blocks, name.format(2), entered=False)
+        yield from saved_blocks.block_inputs(blocks, shape, 0)
     end = saved_blocks.head(forward, shape)
-    yield from saved_tensors.rms_norm(end, "norm")
+    yield from norm(end, "norm")
     yield from saved_blocks.loss(end, shape, "tok" if shape.tie_head else "head", tied=shape.tie_head)
+
+
+def _saved_angles(shape: LlamaShape, forward: ForwardPass) -> Iterator[SavedTensor]:
+    """The rotary angles of a rank's positions: of each base one tensor of a chunk. Documents have others in each
+    sample."""
+    samples, of_samples = ((forward.samples,), (Dim.SAMPLE,)) if forward.documents else ((), ())
+    angles, dims = (*samples, forward.positions, shape.head_dim), (*of_samples, Dim.POSITION, Dim.WHOLE)
+    last: dict[int, int] = {}  # by base: the last depth so far. A chunk that has it counts its angles already.
+    for depths, local in runs_of(shape.bases):
+        blocks = Stream(forward, depths, forward.positions, shape.hidden_dim)
+        options: dict[str, Any] = {"dtype": forward.wide, "once": True, "under": RECOMPUTES}
+        name = "rotary angles of windows" if local else "rotary angles"
+        yield blocks.tensor(name, angles, dims, unless=last.get(local, 0), **options)
+        last[local] = depths[1] - 1
 
 
 def operators(shape: LlamaShape, forward: ForwardPass) -> Iterator[LayerOperator]:
     """What each depth computes beside products with matrices."""
-    yield operations.embedded(Stream(forward, (0, 1), forward.positions, shape.hidden_dim), "tok")
-    blocks = Stream(forward, (1, shape.num_layers + 1), forward.positions, shape.hidden_dim)
-    turned = (shape.num_heads + shape.num_kv_heads) * shape.head_dim
-    yield operations.norm(blocks, "norm_1")
-    yield operations.rotated(blocks, "attn rotation", "attn.qkv", turned)
-    yield from block_operations.self_attention(blocks, shape, causal=True)
-    yield operations.norm(blocks, "norm_2")
-    yield from block_operations.feed_forward(blocks, shape, "gate_up", halves=2)
+    begin = Stream(forward, (0, 1), forward.positions, shape.hidden_dim)
+    yield operations.embedded(begin, "tok")
+    if shape.scale_embedding:
+        yield operations.scaled(begin, "embedding scale", "tok")
+    turned, (before, after) = (shape.num_heads + shape.num_kv_heads) * shape.head_dim, _NORMS[shape.norm]
+    for depths, _ in runs_of(shape.windows):
+        blocks = Stream(forward, depths, forward.positions, shape.hidden_dim)
+        for name in before or after:
+            yield operations.norm(blocks, name.format(1))
+        yield operations.rotated(blocks, "attn rotation", "attn.qkv", turned)
+        yield from block_operations.self_attention(blocks, shape, causal=True)
+        for name in after if before else ():
+            yield operations.norm(blocks, name.format(1))
+        for name in before or after:
+            yield operations.norm(blocks, name.format(2))
+        yield from block_operations.feed_forward(blocks, shape, "gate_up", halves=2)
+        for name in after if before else ():
+            yield operations.norm(blocks, name.format(2))
     end = block_operations.head(forward, shape)
     yield operations.norm(end, "norm")
-    yield operations.loss(end, "tok" if shape.tie_head else "head", shape.vocab_size)
+    yield operations.loss(end, "tok" if shape.tie_head else "head", shape.vocab_size, capped=shape.logit_cap > 0.0)
 
 
 KIND = Kind(
@@ -192,7 +273,12 @@ KIND = Kind(
     operators,
     wrong=_wrong,
     parts={"rope_scaling": tuple(ROPE)},
-    words={"rope_type": tuple(READS), "qk_norm": ("none", "head", "all"), "norm": ("first", "output")},
+    words={
+        "rope_type": tuple(READS),
+        "qk_norm": ("none", "head", "all"),
+        "norm": tuple(_NORMS),
+        "activation": ("silu", "gelu"),
+    },
     options=(),
     head_multiple=2,
     generates=True,

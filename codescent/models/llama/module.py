@@ -3,7 +3,9 @@ Does not run the blocks (decoder.py does). Does not contain the optimizer, devic
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -12,23 +14,47 @@ from torch import Tensor, nn
 from codescent.base.device import wide_dtype
 from codescent.models.decoder import Block, Decoder
 from codescent.models.llama.declare import LlamaShape
-from codescent.operators.activations import SWIGLU, ActivatedThenLinear, GateUp
+from codescent.operators.activations import ActivatedThenLinear, GateUp
 from codescent.operators.attention import Attention
+from codescent.operators.block_attention import ScoreTraits
 from codescent.operators.documents import DocumentBounds
 from codescent.operators.frequencies import frequencies, gain_of
+from codescent.operators.gated import GATED
 from codescent.operators.head_norm import HeadNorm
+from codescent.operators.plus_one_norm import PlusOneNorm
 from codescent.operators.rotary import every_turn, turns
 from codescent.operators.tables import Table
+from codescent.plan.model import RopeScaling
 
 # Shapes: B samples, T positions, D hidden_dim, C = head_dim / 2.
+
+
+class RotaryTables:
+    """Rotary positions of some layers: the tables of one base.
+
+    Args:
+        shape: of the model.
+        theta, scaling: base of the frequencies, and how they are scaled.
+    """
+
+    def __init__(self, shape: LlamaShape, theta: float, scaling: RopeScaling | None) -> None:
+        self.gain, self.turned = gain_of(scaling), (shape.rotary_dim or shape.head_dim) // 2
+        rope = shape.head_dim, theta, scaling
+        self.frequencies = Table(partial(frequencies, *rope, shape.seq_len, shape.rotary_dim))
+        self.turns = Table(partial(every_turn, shape.seq_len, *rope, shape.rotary_dim))
+
+    def at(self, positions_BT: Tensor, dtype: torch.dtype) -> Tensor:
+        """Angles of any positions: [B, T, C, 2]."""
+        rates_C = self.frequencies.on(positions_BT.device, wide_dtype(positions_BT.device))
+        return turns(rates_C, positions_BT, dtype, self.gain, self.turned)
 
 
 class Llama(Decoder):
     """Llama (Touvron et al. 2023; Llama Team 2024), or a part of it.
 
     A block is x + attn(norm_1(x)), then x + mlp(norm_2(x)); with `shape.norm` "output" x + norm_1(attn(x)), then x +
-    norm_2(mlp(x)). The norms are RMSNorm (Zhang and Sennrich 2019, "Root Mean
-    Square Layer Normalization").
+    norm_2(mlp(x)); with "both" x + norm_1_out(attn(norm_1(x))), and so on. The norms are RMSNorm (Zhang and Sennrich
+    2019, "Root Mean Square Layer Normalization").
     """
 
     shape: LlamaShape
@@ -36,25 +62,34 @@ class Llama(Decoder):
     def _build(self) -> None:
         shape, width = self.shape, self.shape.hidden_dim
         self.ties_head, self.pos = shape.tie_head, None
-        rope = shape.head_dim, shape.rope_theta, shape.rope_scaling
-        self.frequencies, self.turns = (
-            Table(partial(frequencies, *rope, shape.seq_len)),
-            Table(partial(every_turn, shape.seq_len, *rope)),
-        )
-        self.gain = gain_of(shape.rope_scaling)
-        self.tables = (self.frequencies, self.turns)
+        bases = [shape.bases[layer] for layer in self.layers]
+        found = {
+            local: RotaryTables(shape, shape.rope_local_theta, None)
+            if local
+            else RotaryTables(shape, shape.rope_theta, shape.rope_scaling)
+            for local in dict.fromkeys(bases)
+        }
+        self.positions, self.position_of = list(found.values()), [list(found).index(local) for local in bases]
+        self.tables = tuple(table for one in self.positions for table in (one.frequencies, one.turns))
+        if shape.scale_embedding:
+            self.embedding_scale = Table(lambda: torch.tensor(math.sqrt(width), dtype=torch.float64))
+            self.tables += (self.embedding_scale,)
         if self.embeds or (self.ends and shape.tie_head):
             self.tok = nn.Embedding(shape.vocab_size, width)
-        self.blocks = nn.ModuleDict({str(layer): self._block() for layer in self.layers})
+        self.blocks = nn.ModuleDict({str(layer): self._block(layer) for layer in self.layers})
         if self.ends:
-            self.norm = nn.RMSNorm(width, shape.norm_eps)
+            self.norm = self._norm()
             if not shape.tie_head:
                 self.head = nn.Linear(width, shape.vocab_size, bias=False)
 
-    def _block(self) -> Block:
+    def _norm(self) -> nn.Module:
+        kind = PlusOneNorm if self.shape.norm_plus_one else nn.RMSNorm
+        return kind(self.shape.hidden_dim, self.shape.norm_eps)
+
+    def _block(self, layer: int) -> Block:
         shape, width = self.shape, self.shape.hidden_dim
         over_all = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-        norm = HeadNorm(shape.norm_eps, over_all if shape.qk_norm == "all" else None)
+        norm = HeadNorm(shape.norm_eps, over_all if shape.qk_norm == "all" else None, shape.norm_offset)
         attn = Attention(
             width,
             (shape.num_heads, shape.num_kv_heads),
@@ -62,24 +97,36 @@ class Llama(Decoder):
             head_dim=shape.head_dim,
             qkv_bias=shape.qkv_bias,
             norm=None if shape.qk_norm == "none" else norm,
-            window=shape.window,
+            scores=ScoreTraits(shape.windows[layer], shape.score_cap, shape.score_dim),
         )
-        # SwiGLU (Shazeer 2020, "GLU Variants Improve Transformer")
-        gate_up, down = GateUp(width, shape.ffn_dim), ActivatedThenLinear(shape.ffn_dim, width, False, SWIGLU)
-        mlp = nn.Sequential(OrderedDict(gate_up=gate_up, down=down))
-        first = shape.norm == "first"
-        rms_norm = partial(nn.RMSNorm, width, shape.norm_eps)
-        return Block(rms_norm, 0.0, norm_first=first, norm_output=not first, attn=attn, mlp=mlp)
+        gate_up, activation = GateUp(width, shape.ffn_dim), GATED[shape.activation]
+        mlp = nn.Sequential(
+            OrderedDict(gate_up=gate_up, down=ActivatedThenLinear(shape.ffn_dim, width, False, activation))
+        )
+        first, output = shape.norm != "output", shape.norm != "first"
+        return Block(self._norm, 0.0, norm_first=first, norm_output=output, attn=attn, mlp=mlp)
 
     def angles(
         self, inputs: Tensor, positions_BT: Tensor | None, dtype: torch.dtype, documents: DocumentBounds | None = None
-    ) -> Tensor:
+    ) -> Sequence[Tensor]:
         """See `Decoder`."""
+        places_BT = None if documents is None else self.select_places(documents.positions_BT, self.tokens_T)
+        found = [self._angles(one, inputs, positions_BT, dtype, places_BT) for one in self.positions]
+        return [found[number] for number in self.position_of]
+
+    def _angles(
+        self,
+        one: RotaryTables,
+        inputs: Tensor,
+        positions_BT: Tensor | None,
+        dtype: torch.dtype,
+        places_BT: Tensor | None,
+    ) -> Tensor:
         if positions_BT is not None:
-            return turns(self.frequencies.on(inputs.device, wide_dtype(inputs.device)), positions_BT, dtype, self.gain)
-        turns_TC2: Tensor = self.turns.on(inputs.device, torch.promote_types(dtype, torch.float32))
-        if documents is not None:
-            return turns_TC2[self.select_places(documents.positions_BT, self.tokens_T)]
+            return one.at(positions_BT, dtype)
+        turns_TC2: Tensor = one.turns.on(inputs.device, torch.promote_types(dtype, torch.float32))
+        if places_BT is not None:
+            return turns_TC2[places_BT]
         if self.tokens_T is not None:
             return turns_TC2[self.tokens_T.to(inputs.device)]
         # With sequence parallelism a later stage receives only some of the rows, but attention reads all rows.

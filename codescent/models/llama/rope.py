@@ -106,7 +106,8 @@ def wrong_scaling(full: Mapping[str, Any], where: str) -> Iterator[str]:
 
 def _wrong_lists(full: Mapping[str, Any], method: str, where: str) -> Iterator[str]:
     """Error messages for the lists of longrope: a number above 0 for each pair of channels of a head."""
-    pairs = (full.get("head_dim") or full.get("hidden_dim", 0) // max(1, full.get("num_heads", 1))) // 2
+    channels = full.get("head_dim") or full.get("hidden_dim", 0) // max(1, full.get("num_heads", 1))
+    pairs = (full.get("rotary_dim") or channels) // 2
     for name in _LISTS if method == "longrope" else ():
         size = _SIZE_OF[name]
         try:

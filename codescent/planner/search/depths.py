@@ -19,12 +19,12 @@ SOME = 4
 
 
 class Depths:
-    """The depths of a model by kind: those of a kind compute and hold the same.
+    """The depths of a model by kind: those of a kind follow each other, and compute and hold the same.
 
     Attributes:
         last: the depth of the head.
         kind: of each depth.
-        first: the first depth of each kind. Those of a kind follow each other.
+        first: the first depth of each kind.
         some: a few depths of each kind.
     """
 
@@ -36,7 +36,7 @@ class Depths:
                 self._held[depth].append(parameter)
         declared = operators(space.candidate)
         begins = set() if self._held[0] else {1, space.resolved.model.encoder_layers + 1}
-        kinds: dict[tuple[object, ...], int] = {}
+        before: tuple[object, ...] = ()
         self.kind, self.first = list[int](), list[int]()
         for depth in range(self.last + 1):
             alike = (
@@ -45,9 +45,10 @@ class Depths:
                 tuple((one.shape, one.role, one.stream, one.trained, one.alternating) for one in self._held[depth]),
                 tuple(one.depths[0] <= depth < one.depths[1] for one in declared),
             )
-            if alike not in kinds:
+            if alike != before:
                 self.first.append(depth)
-            self.kind.append(kinds.setdefault(alike, len(kinds)))
+            self.kind.append(len(self.first) - 1)
+            before = alike
         ends = [*self.first[1:], self.last + 1]
         self.runs = [(first, end) for first, end in zip(self.first, ends, strict=True)]
         self.some = {depth for first, end in self.runs for depth in range(first, min(first + SOME, end))}
