@@ -35,13 +35,21 @@ class AttentionSizes:
 
 
 def head_norm(stream: Stream, name: str, heads: AttentionSizes, *, over_all: bool) -> Iterator[SavedTensor]:
-    """A norm of queries and keys: its input, and a number of each head, or of all queries and of all keys."""
-    projected = (heads.queries + 2 * heads.groups) * heads.channels
+    """A norm of queries and keys: its input, and a number of each head, or of all queries and of all keys.
+
+    A compiled block keeps such a number for each query head of a group, and the scales as the norm reads them.
+    """
+    projected, normed = (heads.queries + 2 * heads.groups) * heads.channels, heads.queries // heads.groups + 1
     yield stream.columns(f"{name} norm input", projected)
     if over_all:
-        yield stream.inputs(f"{name} norm of all heads", 2, dtype=stream.forward.wide)
+        for numbers, places in ((2, (CPU, EAGER)), (normed, (COMPILED,))):
+            for on in places:
+                yield stream.inputs(f"{name} norm of all heads", numbers, dtype=stream.forward.wide, on=on)
+        scales, dims = heads.groups * normed * heads.channels, Dim.COLUMN
     else:
         yield stream.columns(f"{name} norm of a head", heads.queries + heads.groups, dtype=stream.forward.wide)
+        scales, dims = normed * heads.channels, Dim.WHOLE
+    yield stream.tensor(f"{name} norm scales", (scales,), (dims,), on=COMPILED)
 
 
 def causal_attention(stream: Stream, name: str, heads: AttentionSizes) -> Iterator[SavedTensor]:
@@ -105,10 +113,19 @@ def rounded_up(queries: int) -> int:
 
 def pairs_in_blocks(positions: int, window: int = 0) -> int:
     """Pairs of a query and a key for which causal attention on a CPU computes probabilities, of one head."""
-    window = window if window < positions else 0
-    starts = range(0, positions, BLOCK_QUERIES)
-    ends = (min(start + BLOCK_QUERIES, positions) for start in starts)
-    return sum((end - start) * (end - first_key(start, window)) for start, end in zip(starts, ends, strict=True))
+    blocks, rest = divmod(positions, BLOCK_QUERIES)
+    pairs = BLOCK_QUERIES**2 * _up_to(blocks) + rest * positions
+    if not 0 < window < positions:
+        return pairs
+    whole = -(-(window - 1) // BLOCK_QUERIES)  # blocks whose queries see the first key, all of them
+    late = max(0, blocks - whole)  # full blocks behind these; block `whole + i` skips first_key of its first query
+    skipped = late * first_key(whole * BLOCK_QUERIES, window) + BLOCK_QUERIES * _up_to(late - 1)
+    return pairs - BLOCK_QUERIES * skipped - rest * first_key(blocks * BLOCK_QUERIES, window)
+
+
+def _up_to(number: int) -> int:
+    """1 + 2 + ... + number."""
+    return number * (number + 1) // 2
 
 
 def first_key(start: int, window: int) -> int:
