@@ -166,10 +166,19 @@ def rounded_up(queries: int) -> int:
 
 def pairs_in_blocks(positions: int, window: int = 0) -> int:
     """Pairs of a query and a key for which causal attention on a CPU computes probabilities, of one head."""
-    window = window if window < positions else 0
-    starts = range(0, positions, BLOCK_QUERIES)
-    ends = (min(start + BLOCK_QUERIES, positions) for start in starts)
-    return sum((end - start) * (end - first_key(start, window)) for start, end in zip(starts, ends, strict=True))
+    blocks, rest = divmod(positions, BLOCK_QUERIES)
+    pairs = BLOCK_QUERIES**2 * _up_to(blocks) + rest * positions
+    if not 0 < window < positions:
+        return pairs
+    whole = -(-(window - 1) // BLOCK_QUERIES)  # blocks whose queries see the first key, all of them
+    late = max(0, blocks - whole)  # full blocks behind these; block `whole + i` skips first_key of its first query
+    skipped = late * first_key(whole * BLOCK_QUERIES, window) + BLOCK_QUERIES * _up_to(late - 1)
+    return pairs - BLOCK_QUERIES * skipped - rest * first_key(blocks * BLOCK_QUERIES, window)
+
+
+def _up_to(number: int) -> int:
+    """1 + 2 + ... + number."""
+    return number * (number + 1) // 2
 
 
 def first_key(start: int, window: int) -> int:
