@@ -3,6 +3,7 @@ Does not try changes that would do (accept.py does), and has no rule of a strate
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -106,6 +107,14 @@ def _without(refused: Mapping[str, str], candidate: Candidate) -> Iterator[str]:
             yield Refusal(f"parallel.{key} = {str(value).lower()}: {why}", without)
 
 
+def _without_values(refused: Mapping[str, tuple[tuple[object, ...], str]], candidate: Candidate) -> Iterator[Refusal]:
+    """A problem for each key of [parallel] with a value that the model does not support."""
+    for key, (values, why) in refused.items():
+        if (value := getattr(candidate.layout, key)) in values:
+            default = next(field.default for field in dataclasses.fields(candidate.layout) if field.name == key)
+            yield Refusal(f"parallel.{key} = {json.dumps(value)}: {why}", [Change({f"parallel.{key}": default})])
+
+
 def _one(candidate: Candidate, axis: str) -> list[Change]:
     return near_degrees(candidate, axis, 1, lambda other: other.mesh.degree(axis) == 1)
 
@@ -126,6 +135,7 @@ def unsupported(config: Config, resolved: Resolved, candidate: Candidate) -> Ite
     """Problems with settings that model or task do not support: layouts, generating text, torch.compile."""
     kind = resolved.model.kind
     yield from _without(resolved.shape.refuses, candidate)
+    yield from _without_values(resolved.shape.refuses_values, candidate)
     yield from tasks.refusals(resolved.request)
     if config.log.sample_tokens and kind not in models.GENERATING:
         yield Refusal(

@@ -16,6 +16,7 @@ from codescent.config.keys import (
     Folder,
     FolderName,
     Functions,
+    ModelConfig,
     PathFromAnywhere,
     Section,
     Text,
@@ -52,8 +53,13 @@ class Run(Section):
 class Model(Section):
     """The model. A size with the value auto comes from the preset."""
 
-    kind: Literal["gpt2", "llama", "transformer", "bert"] | None = auto(
-        "kind of model; auto: the kind of the preset, or of the folder model.weights if it gives the sizes, else gpt2"
+    kind: Literal["gpt2", "llama", "transformer", "bert", "transformers"] | None = auto(
+        "kind of model; transformers: any language model of that library, on the data axes; auto: the kind of the "
+        "preset, or of the folder model.weights if it gives the sizes, else gpt2"
+    )
+    config: ModelConfig | None = auto(
+        "config.json of the model (transformers): its path, that of its folder, a name of the hub such as "
+        "hf://EleutherAI/pythia-160m, or its content; auto: that of model.weights"
     )
     preset: Text | None = auto(
         "published sizes: gpt2, gpt2-medium, gpt2-large, gpt2-xl, llama3-8b, llama3-70b, llama3.1-8b, llama3.1-70b, "
@@ -61,7 +67,7 @@ class Model(Section):
         "auto: no preset, sizes are given here",
     )
     weights: Weights | None = auto(
-        "Hugging Face folder of initial weights (gpt2, llama, bert), or a name of the hub such as "
+        "Hugging Face folder of initial weights (gpt2, llama, bert, transformers), or a name of the hub such as "
         "hf://Qwen/Qwen3-0.6B@REVISION; also of the model's kind and sizes if the sizes are not given; auto: random "
         "weights"
     )

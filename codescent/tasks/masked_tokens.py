@@ -117,7 +117,7 @@ class MaskedTokens(TextTask):
 
     name = head = "mlm"
     aim = "predict masked tokens"
-    kinds = ("bert",)
+    kinds = ("bert", "transformers")
     unit = "masked tokens"
 
     def vocab_size(self, request: TaskRequest) -> int | None:

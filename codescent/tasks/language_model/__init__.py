@@ -23,7 +23,7 @@ class LanguageModel(TextTask):
 
     name = "lm"
     aim = "predict each next token"
-    kinds = ("gpt2", "llama", "transformer")
+    kinds = ("gpt2", "llama", "transformer", "transformers")
     peft_task_type = "CAUSAL_LM"
     scores_files = models.GENERATING
     files = (CHAT,)
