@@ -1,4 +1,4 @@
-"""In: small models of `transformers` that codescent has no kind for. Out: as a kind of model they are what they are there.
+"""In: small models of `transformers`. Out: as a kind of codescent they are what they are there.
 Does not start ranks: test_any_model_runs does."""
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from codescent import models
 from codescent.base.errors import UserError
 from codescent.build import build
 from codescent.config.sections import Config
+from codescent.cost.activations import is_known
 from codescent.models.initialize import initialize_
 from codescent.models.llama.declare import LlamaShape
 from codescent.models.transformers import library
@@ -85,7 +86,8 @@ def test_logits_losses_and_gradients_are_those_of_transformers(name: str) -> Non
     of = dict(net.named_parameters(remove_duplicate=False))
     for ours, known in observed(part.shape).theirs.items():
         found, expected = part.get_parameter(ours).grad, gradients[id(of[known])]
-        assert found is not None and expected is not None, ours
+        assert found is not None, ours
+        assert expected is not None, ours
         assert torch.allclose(found, expected, rtol=1e-3, atol=1e-6), ours
 
 
@@ -129,7 +131,8 @@ def test_buffers_keep_their_values_and_their_dtype() -> None:
     before = {name: buffer.clone() for name, buffer in part.named_buffers()}
     part.to(torch.bfloat16)
     part.to_empty(device="cpu")
-    assert before and all(torch.equal(part.get_buffer(name), value) for name, value in before.items())
+    assert before
+    assert all(torch.equal(part.get_buffer(name), value) for name, value in before.items())
     assert {parameter.dtype for parameter in part.parameters()} == {torch.bfloat16}
 
 
@@ -177,10 +180,9 @@ def plan_of(name: str, ranks: int = 1, **more: dict[str, Any]) -> Plan:
 
 def test_what_is_not_declared_is_not_known() -> None:
     """On CUDA nothing was observed, so no bytes are claimed there."""
-    from codescent.cost.activations import is_known
-
     plan = plan_of("opt")
-    assert is_known(plan, "cpu") and not is_known(plan, "cuda")
+    assert is_known(plan, "cpu")
+    assert not is_known(plan, "cuda")
 
 
 REFUSED: dict[str, tuple[dict[str, dict[str, Any]], int, str]] = {
@@ -249,4 +251,5 @@ def test_a_config_names_a_file_or_a_folder(tmp_path: Path, capsys: pytest.Captur
     make_project(tmp_path)
     kind = ("model.kind=transformers", "model.num_layers=auto", "model.num_heads=auto", "model.hidden_dim=auto")
     said = refused(tmp_path, capsys, *kind, "model.seq_len=auto", "model.config=absent/config.json")
-    assert "model.config: absent/config.json: No such file" in said and said.count("\n") == 1
+    assert "model.config: absent/config.json: No such file" in said
+    assert said.count("\n") == 1

@@ -3,7 +3,6 @@ Does not try changes that would do (accept.py does), and has no rule of a strate
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -111,7 +110,7 @@ def _without_values(refused: Mapping[str, tuple[tuple[object, ...], str]], candi
     """A problem for each key of [parallel] with a value that the model does not support."""
     for key, (values, why) in refused.items():
         if (value := getattr(candidate.layout, key)) in values:
-            default = next(field.default for field in dataclasses.fields(candidate.layout) if field.name == key)
+            default = getattr(type(candidate.layout), key)
             yield Refusal(f"parallel.{key} = {json.dumps(value)}: {why}", [Change({f"parallel.{key}": default})])
 
 

@@ -202,8 +202,8 @@ def price(
     """
     if not plan.operators:
         raise UserError(
-            f'model.kind = "{plan.model.kind}": what it computes beside products of matrices is not declared, so a step '
-            "has no price; leave out the cluster"
+            f'model.kind = "{plan.model.kind}": what it computes beside products of matrices is not declared, so a '
+            "step has no price; leave out the cluster"
         )
     factors: dict[int, float] = {}
     for rank, factor in (slow or {}).items():

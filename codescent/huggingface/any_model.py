@@ -1,5 +1,5 @@
-"""In: a config.json, or a shape of the kind "transformers". Out: its settings as one line; the kind with which folders of
-this model are read and written: the names of transformers, every tensor as it is.
+"""In: a config.json, or a shape of the kind "transformers". Out: its settings as one line; the kind with which folders
+of this model are read and written: the names of transformers, every tensor as it is.
 Does not import transformers (models/transformers/library.py does) and does not read tensors."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DIMS = "abcdefgh"
 
 
 def read_settings(path: Path) -> str:
-    """The value of model.config for a config.json, or for a folder with one. Raises UserError: it is not there, or none."""
+    """The value of model.config for a config.json, or for a folder with one. Raises UserError: there is none."""
     file = path / "config.json" if path.is_dir() else path
     try:
         settings = read_json(file)

@@ -47,7 +47,7 @@ class TransformersShape(Shape):
     head: str = HEADS[0]
     bias: bool = True
     dropout: float = 0.0
-    refuses: ClassVar[Mapping[str, str]] = {axis: _ONE_MODEL for axis in ("pp", "tp", "cp")}
+    refuses: ClassVar[Mapping[str, str]] = dict.fromkeys(("pp", "tp", "cp"), _ONE_MODEL)
     refuses_values: ClassVar[Mapping[str, tuple[tuple[Any, ...], str]]] = {
         "recompute": (
             ("selective", "products"),
@@ -74,8 +74,8 @@ class TransformersShape(Shape):
             return ""
         shown = ", ".join(unlike[:3]) + ", …" * (len(unlike) > 3)
         return (
-            f'model.kind = "{NAME}": transformers gives {len(unlike)} parameters initial values that are neither normal '
-            f"nor one number ({shown}), which codescent does not make; give model.weights"
+            f'model.kind = "{NAME}": transformers gives {len(unlike)} parameters initial values that are neither '
+            f"normal nor one number ({shown}), which codescent does not make; give model.weights"
         )
 
 
@@ -143,7 +143,7 @@ class ConfigKind(Kind):
         return kept(shape, forward, lora)
 
 
-def _read(config: str, head: str) -> tuple[dict[str, int], int | None]:
+def _read(config: str, head: str) -> tuple[dict[str, Any], int | None]:
     """Sizes of a model, and its longest sample. Raises UserError: every reason why it cannot be trained."""
     from codescent.models.transformers import library  # noqa: PLC0415 - keeps torch out of planning
 

@@ -33,7 +33,7 @@ _Tensors = tuple[tuple[tuple[int, ...], str], ...]
 
 
 def kept(shape: TransformersShape, forward: ForwardPass, lora: Lora | None) -> Iterator[SavedTensor]:
-    """What each depth keeps, with each value of parallel.recompute. Raises UserError: forward fails in this precision."""
+    """What each depth keeps, by the value of parallel.recompute. Raises UserError: forward fails in this precision."""
     for recompute in _RECOMPUTES:
         for number, (depths, tensors) in enumerate(_alike(_observed(shape, forward, lora, recompute))):
             for at, (sizes, dtype) in enumerate(tensors):
@@ -64,7 +64,7 @@ def _observed(
         inputs = torch.zeros(forward.samples, forward.positions, dtype=torch.long)
         rows = torch.zeros(forward.head_tokens, dtype=torch.long)
         if shape.head == "mlm":  # whose positions depend on the targets, and whose number does not
-            part._rows = lambda _targets: (rows, rows.clone(), None)  # type: ignore[method-assign]
+            part._rows = lambda _targets: (rows, rows.clone(), None)  # type: ignore[method-assign,assignment]
         lengths = {"lengths_B": torch.ones(forward.samples, dtype=torch.long)} if forward.padded else {}
         try:
             with torch.autograd.graph.saved_tensors_hooks(saves.pack, lambda tensor: tensor):
@@ -113,7 +113,8 @@ class _Saves:
 
 
 def _key(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    found: int = tensor.untyped_storage()._cdata
+    return found
 
 
 def _sizes(tensor: torch.Tensor) -> tuple[tuple[int, ...], str]:

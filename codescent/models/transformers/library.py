@@ -1,4 +1,4 @@
-"""In: the text of a config.json, what the head predicts. Out: the model that `transformers` makes of it, without memory.
+"""In: the text of a config.json, what the head predicts. Out: the model of `transformers`, without memory.
 Does not observe or train it (observed.py, module.py). No other file imports transformers."""
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def sizes_of(text: str) -> dict[str, int]:
     """Sizes of a model by its config.json, by our names. Raises UserError: a size is missing."""
     config = config_of(text).get_text_config()
     needed = {"num_layers": "num_hidden_layers", "hidden_dim": "hidden_size", "vocab_size": "vocab_size"}
-    found = {ours: getattr(config, theirs, None) for ours, theirs in needed.items()}
+    found: dict[str, Any] = {ours: getattr(config, theirs, None) for ours, theirs in needed.items()}
     if missing := [theirs for ours, theirs in needed.items() if not isinstance(found[ours], int)]:
         raise UserError(f"has no {', '.join(missing)}, which every language model of transformers has")
     heads = getattr(config, "num_attention_heads", None) or 1
@@ -121,7 +121,7 @@ def build(text: str, head: str) -> nn.Module:
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Every parameter is on the meta device as soon as a module has it. On a CPU, memory is taken when it is written."""
+    """Parameters are on the meta device as soon as a module has them. Memory of a CPU is taken when it is written."""
     before = nn.Module.register_parameter
 
     def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -131,7 +131,7 @@ def _parameters_on_meta() -> Iterator[None]:
             parameter.constant = constant  # type: ignore[attr-defined]
         before(module, name, parameter)
 
-    nn.Module.register_parameter = register  # type: ignore[method-assign]
+    nn.Module.register_parameter = register  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""In: tokens [B, T]; in training also targets. Out: the summed loss, or logits, of any language model of `transformers`.
+"""In: tokens [B, T]; in training also targets. Out: the summed loss, or logits, of a language model of `transformers`.
 Does not contain optimizer or parallelism: strategies shard its parameters and wrap its blocks."""
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from codescent.models.transformers.declare import TransformersShape
 from codescent.models.transformers.observed import observe
 from codescent.models.transformers.structure import hold_once_
 from codescent.operators import products
+from codescent.operators.head import head_loss
 from codescent.operators.scaled_gradient import scaled_gradient
 from codescent.operators.tables import Table
 from codescent.plan.objective import Objective
@@ -60,9 +61,9 @@ class Transformers(Part):
         vars(owner)[leaf] = layers  # its forward pass finds the blocks there; their parameters have one name
         library.embedding_of(net).register_forward_hook(lambda _module, _inputs, x_BTD: with_gradient(x_BTD))
         head = library.head_of(net)
-        self._head: tuple[nn.Module, ...] = ()  # no submodule: `net` holds it
+        self._head: tuple[nn.Linear, ...] = ()  # no submodule: `net` holds it
         if seen.direct and isinstance(head, nn.Linear):
-            self._head, head.forward = (head,), _as_it_is  # type: ignore[method-assign]
+            self._head, head.forward = (head,), _as_it_is  # type: ignore[method-assign,assignment]
         self.net = net
         self.tables = (Buffers(self),)
         self.blocks = nn.ModuleDict({str(number): block for number, block in enumerate(layers)})
@@ -79,7 +80,7 @@ class Transformers(Part):
         They are made from config.json, such as rotary frequencies in fp32. Memory for parameters has no values yet.
         """
         before = dict(self.named_buffers())
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, moved in list(self.named_buffers()):
             if before[name].device.type != "meta" and moved.device.type != "meta":
                 owner, _, leaf = name.rpartition(".")
@@ -117,28 +118,16 @@ class Transformers(Part):
         skips = lengths_B is not None or too_many is not None
         if head is None:
             loss = loss_of_logits(x_MC, targets_M, loss_scale, self.current_objective)
-        elif head.bias is None:
-            loss = self.vocabulary.loss(
-                x_MC[None],
-                head.weight,
-                targets_M,
-                self.head_chunk_tokens,
-                loss_scale,
-                None,
-                skip_negative=skips,
-                objective=self.current_objective,
-            )
         else:
-            loss = self.vocabulary.loss_of_rows(
+            loss = head_loss(
                 x_MC,
                 head.weight,
-                head.bias,
                 targets_M,
                 self.head_chunk_tokens,
                 loss_scale,
-                None,
-                self.current_objective,
+                bias_V=head.bias,
                 skip_negative=skips,
+                objective=self.current_objective,
             )
         return loss if too_many is None else loss.masked_fill(too_many, math.nan)
 

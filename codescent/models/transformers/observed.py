@@ -1,5 +1,5 @@
-"""In: the text of a config.json, what the head predicts. Out: what the model of `transformers` has and does: parameters,
-initial values, blocks, FLOPs. It is built and run once without memory, on torch's fake tensors of a CPU.
+"""In: the text of a config.json, what the head predicts. Out: what the model of `transformers` has and does:
+parameters, initial values, blocks, FLOPs. It is built and run once without memory, on torch's fake tensors of a CPU.
 Does not estimate: what cannot be observed is refused."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from codescent.plan.shard import Parameter, Role
 BLOCKS, NET = "blocks", "net"
 """Names of the blocks and of all else in the module of this kind."""
 _CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-"""The attention of a CPU, which torch's counter does not know; it counts as any other: both products, without a mask."""
+"""Attention of a CPU, which torch's counter does not know. It counts as any other: both products, without a mask."""
 _TOKENS = 16
 """Tokens of the sample that shows the order of the modules."""
 _COPIES = (torch.ops.aten.clone, torch.ops.aten.constant_pad_nd)
@@ -82,7 +82,7 @@ def observe(text: str, head: str, layers: int) -> Observed:
     seen = watched(net, blocks, min(_TOKENS, positions or _TOKENS))
     if unread := [name for name, parameter in net.named_parameters() if parameter.grad is None]:
         raise UserError(
-            f"forward reads {len(unread)} parameters that get no gradient from a loss of tokens: {', '.join(unread[:4])}"
+            f"{len(unread)} parameters get no gradient from a loss of tokens: {', '.join(unread[:4])}"
             f"{', …' * (len(unread) > 4)}; ranks that wait for these gradients would wait forever"
         )
     special = {id(library.embedding_of(net)): Role.VOCAB, id(library.head_of(net)): Role.VOCAB}
@@ -134,7 +134,7 @@ def _inside(name: str, blocks: str) -> int:
 
 
 def _role(module: nn.Module, leaf: str, parameter: nn.Parameter, special: Mapping[int, Role], depth: int) -> Role:
-    """A linear layer of a block is COLUMN: adapters and Muon take it. No axis that divides a matrix serves this kind."""
+    """A linear layer of a block is COLUMN: adapters and Muon take it. Axes that divide a matrix are refused."""
     role = special.get(id(module), Role.POSITION if isinstance(module, nn.Embedding) else Role.WHOLE)
     if isinstance(module, nn.Linear) and depth:
         role = Role.COLUMN
@@ -147,11 +147,11 @@ def _role(module: nn.Module, leaf: str, parameter: nn.Parameter, special: Mappin
 
 def _positions(net: nn.Module, config: Any) -> int | None:
     """Positions of the longest sample. An embedding with a row for padding counts positions from behind this row."""
+    tokens = library.embedding_of(net)
     given: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
     for module in net.modules():
-        is_table = isinstance(module, nn.Embedding) and module.num_embeddings == given
-        if is_table and module.padding_idx is not None and module is not library.embedding_of(net):
-            return module.num_embeddings - module.padding_idx - 1
+        if isinstance(module, nn.Embedding) and module.num_embeddings == given and module is not tokens:
+            return given if module.padding_idx is None else module.num_embeddings - module.padding_idx - 1
     return given
 
 
@@ -198,7 +198,9 @@ def watched(net: nn.Module, blocks: str, tokens: int, *, backward: bool = True) 
 def faked(net: nn.Module) -> Iterator[FakeTensorMode]:
     """Replace all tensors of a module by fake ones of a CPU: they have a shape and no memory."""
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        net._apply(lambda x: torch.empty_like(x, device="cpu") if x.is_meta else mode.from_tensor(x))
+        net._apply(  # type: ignore[no-untyped-call]
+            lambda x: torch.empty_like(x, device="cpu") if x.is_meta else mode.from_tensor(x)
+        )
         yield mode
 
 
@@ -212,11 +214,11 @@ def _leave(seen: Seen, layers: int, *_: object) -> None:
     seen.depth += seen.depth == layers
 
 
-class _Ops(TorchDispatchMode):
+class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the FLOPs of each operator, and refuses random numbers."""
 
     def __init__(self, seen: Seen) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen = seen
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -243,11 +245,11 @@ def _dropout(func: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> fl
     return 1.0
 
 
-class _Writes(TorchDispatchMode):
+class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records how initial values are written into tensors of the meta device: (mean, deviation), or None."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._found: dict[int, tuple[float, float] | None] = {}
         self._uniform: set[int] = set()
 
@@ -300,4 +302,5 @@ class _Writes(TorchDispatchMode):
 
 def _key(tensor: torch.Tensor) -> int:
     """What names the memory of a tensor."""
-    return tensor.untyped_storage()._cdata
+    found: int = tensor.untyped_storage()._cdata
+    return found

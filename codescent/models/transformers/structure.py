@@ -22,7 +22,8 @@ def blocks_of(net: nn.Module, layers: int) -> str:
             f"its blocks are not known: by its config it has one list of {layers} blocks, which run one after the "
             f"other; the model {found}"
         )
-    return outer[0]
+    name: str = outer[0]
+    return name
 
 
 def owners(net: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
