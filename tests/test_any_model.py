@@ -29,12 +29,14 @@ from codescent.models.transformers.observed import forward_flops
 from codescent.plan import Lora, Plan, Role
 from codescent.plan.objective import Objective
 
+HEAD_OF = {"lm": "causal", "mlm": "mlm"}
+"""The head of a task."""
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def part_of(name: str, lora: Lora | None = None) -> Transformers:
     """A model with random weights, in training mode. Biases and norms are random, too: so none may be left out."""
-    head, config = MODELS[name][0], config_of(name)
+    head, config = HEAD_OF[MODELS[name][0]], config_of(name)
     facts = models.facts_of(
         "transformers", models.shape_of("transformers", {"config": config, "head": head}), lora=lora
     )
@@ -140,7 +142,7 @@ def test_flops_are_those_that_a_llama_declares() -> None:
     """Of a model that codescent has, too, both count the same."""
     text = settings_text({"model_type": "llama", **GROUPED, "tie_word_embeddings": False})
     ours = LlamaShape(2, 4, 2, 32, 64, 300, 32, tie_head=False)
-    assert forward_flops(text, "lm", 2, 16) == pytest.approx(models.forward_flops("llama", ours, 16))
+    assert forward_flops(text, "causal", 2, 16) == pytest.approx(models.forward_flops("llama", ours, 16))
 
 
 def test_roles_and_depths() -> None:
@@ -164,14 +166,24 @@ CASES = {
 }
 
 
-def test_a_rank_keeps_what_is_observed(forker: Forker, tmp_path: Path) -> None:
+def check_kept(case: str, forker: Forker, folder: Path) -> None:
     """What fake tensors show is what real ones do, byte by byte."""
-    cases = {}
-    for name, more in CASES.items():
-        config = sections(more["name"], **{key: value for key, value in more.items() if key != "name"})
-        ranks = config.get("parallel", {}).get("dp_shard", 1)
-        cases[name] = {"config": config, "world_size": ranks, "ranks": [ranks - 1]}
-    check(forker, tmp_path, cases)
+    more = {key: value for key, value in CASES[case].items() if key != "name"}
+    config = sections(CASES[case]["name"], **more)
+    ranks = config.get("parallel", {}).get("dp_shard", 1)
+    check(forker, folder, {case: {"config": config, "world_size": ranks, "ranks": [ranks - 1]}})
+
+
+def test_a_rank_keeps_what_is_observed(forker: Forker, tmp_path: Path) -> None:
+    """A tensor that is counted twice, or not at all."""
+    check_kept("opt", forker, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in CASES if case != "opt"])
+def test_a_rank_keeps_what_is_observed_of_every_model(case: str, forker: Forker, tmp_path: Path) -> None:
+    """Heads, windows, adapters, precision, shards."""
+    check_kept(case, forker, tmp_path)
 
 
 def plan_of(name: str, ranks: int = 1, **more: dict[str, Any]) -> Plan:

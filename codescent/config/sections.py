@@ -184,10 +184,11 @@ class Data(Section):
         "(.h5, .pt, .safetensors), or synthetic:SAMPLES or synthetic:SAMPLES:SEED: random numbers of the model's sizes",
     )
     task: Text | None = auto(
-        "what the model predicts: lm: each next token (gpt2, llama, transformer); sft: the tokens of a response to "
-        "its prompt, or of the assistant in a conversation (gpt2, llama); mlm: masked tokens (bert); qa: where the "
-        "answer to a question begins and ends (bert); tensors: vectors of the target (transformer); seq2seq: a line "
-        "reversed or copied, see data.pairs (transformer); auto: the task that fits the corpus or model.kind",
+        "what the model predicts: lm: each next token (gpt2, llama, transformer, transformers); sft: the tokens of a "
+        "response to its prompt, or of the assistant in a conversation (gpt2, llama); mlm: masked tokens (bert, "
+        "transformers); qa: where the answer to a question begins and ends (bert); tensors: vectors of the target "
+        "(transformer); seq2seq: a line reversed or copied, see data.pairs (transformer); auto: the task that fits the "
+        "corpus or model.kind",
     )
     template: Text = key(
         "{prompt}{response}", 'text of a prompt and its response (sft), such as "Question: {prompt} Answer: {response}"'

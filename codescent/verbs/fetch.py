@@ -16,6 +16,7 @@ from codescent.hub import needed
 from codescent.hub.cache import root
 from codescent.hub.obtain import CachedFiles, held, listed, pinned, repair
 from codescent.huggingface.named import all_held, obtain_all, obtain_model
+from codescent.models import READ_CONFIG
 from codescent.verbs.config import resolved_of
 
 
@@ -55,7 +56,7 @@ def _of_config(arguments: Namespace) -> list[tuple[str, CachedFiles]]:
         raise UserError(f"{arguments.config}: names nothing of a hub: none of {keys} begins with hf://")
     if arguments.dry_run:
         return list(all_held(config))
-    if WEIGHTS in names:  # before a long download
+    if WEIGHTS in names and config.model.kind not in READ_CONFIG:  # before a long download
         obtain_model(names[WEIGHTS])
     return obtain_all(config, repairs=True)
 

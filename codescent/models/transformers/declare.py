@@ -16,8 +16,8 @@ from codescent.plan.model import Lora, Size
 from codescent.plan.shard import Parameter
 
 NAME = "transformers"
-HEADS = ("lm", "mlm")
-"""Heads: "lm" predicts each next token, "mlm" masked tokens. The first head is the default."""
+HEADS = ("causal", "mlm")
+"""Heads: "causal" predicts each next token, "mlm" masked tokens. The first head is the default."""
 GIVEN = ("config", "head", "seq_len")
 """The sizes that a user may give. All others are in config.json."""
 UNREAD = ("transformers_version", "_name_or_path", "name_or_path", "torch_dtype", "dtype", "architectures", "use_cache")
@@ -64,7 +64,7 @@ class TransformersShape(Shape):
     @property
     def causal_layers(self) -> int:
         """All layers of a head that predicts the next token."""
-        return self.num_layers if self.head == "lm" else 0
+        return self.num_layers if self.head == HEADS[0] else 0
 
     @property
     def needs_weights(self) -> str:

@@ -20,7 +20,7 @@ EXTRA = "transformers"
 OLDEST = 5
 """The first version whose models begin on the meta device."""
 _AUTO = {
-    "lm": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"),
+    "causal": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"),
     "mlm": ("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING_NAMES"),
 }
 """By head: the class that builds a model, and the table of the classes that it knows."""
@@ -42,7 +42,7 @@ def _transformers() -> Any:
 
 
 def refusals(settings: Mapping[str, Any], head: str) -> Iterator[str]:
-    """Why the model of a config.json cannot be trained here, each as a clause. `head`: "lm" or "mlm".
+    """Why the model of a config.json cannot be trained here, each as a clause. `head`: "causal" or "mlm".
 
     Raises UserError: transformers is not installed.
     """
