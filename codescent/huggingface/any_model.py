@@ -15,7 +15,7 @@ from codescent.base.reading import read_json
 from codescent.huggingface.correspond import Row, same
 from codescent.huggingface.kind import COMMON_IGNORED, INERT, Kind
 from codescent.models import Shape
-from codescent.models.transformers.declare import NAME, TransformersShape, observed, settings_text
+from codescent.models.transformers.declare import NAME, TransformersShape, observed, settings_text, values_of
 from codescent.plan import Parameter
 
 _DIMS = "abcdefgh"
@@ -63,10 +63,13 @@ def kind_of_shape(shape: Shape) -> Kind:
 def differing(shape: Shape, settings: Mapping[str, Any]) -> Iterator[str]:
     """A message for each key of a folder's config.json that differs from the run's model.config."""
     assert isinstance(shape, TransformersShape)
-    ours, theirs = json.loads(shape.config), json.loads(settings_text(settings))
+    if (name := json.loads(shape.config)["model_type"]) != settings.get("model_type"):
+        yield f"model_type = {settings.get('model_type')!r}, but model.config has {name!r}"
+        return
+    ours, theirs = values_of(shape.config), values_of(settings_text(settings))
     for key in sorted({*ours, *theirs}.difference(COMMON_IGNORED.split(), INERT.split())):
         if ours.get(key) != theirs.get(key):
-            run, folder = (json.dumps(one.get(key)) for one in (ours, theirs))
+            run, folder = (json.dumps(one.get(key), default=str) for one in (ours, theirs))
             yield f"{key} = {folder}, but model.config has {run}; leave out model.config to take that of the folder"
 
 

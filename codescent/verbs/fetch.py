@@ -11,6 +11,7 @@ from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.hub_name import is_hub_name, parse
 from codescent.base.output import say
+from codescent.build import task_request
 from codescent.config.hub_keys import HUB_KEYS, WEIGHTS, names_in
 from codescent.hub import needed
 from codescent.hub.cache import root
@@ -56,7 +57,7 @@ def _of_config(arguments: Namespace) -> list[tuple[str, CachedFiles]]:
         raise UserError(f"{arguments.config}: names nothing of a hub: none of {keys} begins with hf://")
     if arguments.dry_run:
         return list(all_held(config))
-    if WEIGHTS in names and config.model.kind not in READ_CONFIG:  # before a long download
+    if WEIGHTS in names and task_request(config).kind not in READ_CONFIG:  # before a long download
         obtain_model(names[WEIGHTS])
     return obtain_all(config, repairs=True)
 

@@ -84,6 +84,14 @@ def settings_text(settings: Mapping[str, Any]) -> str:
     return json.dumps({key: value for key, value in settings.items() if key not in UNREAD}, sort_keys=True)
 
 
+def values_of(text: str) -> dict[str, Any]:
+    """Every key of a config, with its default where the text lacks it. Raises UserError: transformers refuses it."""
+    from codescent.models.transformers import library  # noqa: PLC0415 - keeps torch out of planning
+
+    found: dict[str, Any] = library.config_of(text).to_dict()
+    return found
+
+
 @dataclass(frozen=True)
 class ConfigKind(Kind):
     """A kind whose sizes are those of a config.json."""
