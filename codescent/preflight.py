@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from codescent import models, tasks
+from codescent import tasks
 from codescent.base import own_names
 from codescent.base.command import command, how_to_tune
 from codescent.base.counted import counted
@@ -389,8 +389,7 @@ def check_weights(plan: Plan, dataset: AnyDataset, *, resume: bool) -> None:
     if model.weights is None or (resume and model.lora is None):
         return
     named = str(plan.task.identity["tokenizer"])
-    shape = models.shape_of_facts(model)
-    folder = fitting(weights_place(model.weights), model.kind, shape, dataset.tokenizer_text, named)
+    folder = fitting(weights_place(model.weights), model, dataset.tokenizer_text, named)
     declared = [tensor.parameter for tensor in plan.tensors]
     missing = [parameter.name for parameter in declared if not (parameter.trained or folder.has(parameter))]
     if missing:
@@ -463,7 +462,7 @@ def _is_moved(key: str, folder: RunFolder, plan: Plan, dataset: AnyDataset) -> b
     if key != "model.weights" or plan.model.weights is None:
         return False
     began = next((event for event in folder.read_events() if event.get("kind") == "start"), {})
-    weights, now = began.get("weights"), open_folder(weights_place(plan.model.weights))
+    weights, now = began.get("weights"), open_folder(weights_place(plan.model.weights), plan.model)
     return isinstance(weights, dict) and now.fingerprint() == weights.get("fingerprint")
 
 

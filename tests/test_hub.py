@@ -153,6 +153,25 @@ def test_a_plan_needs_config_json_alone(hub: Hub, tmp_path: Path, monkeypatch: p
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("key", ["config", "weights"])
+def test_a_plan_of_any_model_has_the_content_of_its_config(key: str, hub: Hub, tmp_path: Path) -> None:
+    """Its weights are downloaded for a plan; or the run depends on a file of the cache."""
+    done = called(
+        tmp_path,
+        "plan",
+        "run.toml",
+        *NAMES[1:],
+        *SHORT,
+        "model.kind=transformers",
+        f"model.{key}=hf://{MODEL}",
+        "--json",
+    )
+    assert done.returncode == 0, done.stderr
+    model = json.loads(done.stdout)["model"]
+    assert json.loads(model["sizes"]["config"])["model_type"] == "gpt2"
+    assert cached(tmp_path) == {"config.json"}
+
+
 def test_fetch_lists_downloads_and_repairs(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A login node leaves out a file that the nodes need; or a damaged copy is taken for good."""
     done = called(tmp_path, "fetch", "run.toml", *NAMES, "--dry-run")

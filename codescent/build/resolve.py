@@ -73,6 +73,8 @@ def resolve_into(config: Config, vocab_size: int | None, problems: list[str]) ->
             lora = lora_shape.resolve(own, wanted.rank, wanted.alpha, wanted.targets, wanted.whole)
         except UserError as error:
             problems += error.problems
+    if weights is None and shape.needs_weights:
+        problems.append(shape.needs_weights)
     seq_len = shape.seq_len if config.data.seq_len is None else config.data.seq_len
     where = None if weights is None else str(weights)
     tokens = shape.streams[-1] if shape.streams else seq_len
@@ -97,7 +99,8 @@ def has_sizes(config: Config, vocab_size: int | None) -> bool:
 def needs_vocab_size(config: Config) -> bool:
     """Whether the model's vocabulary size comes from the tokenizer, because the config does not give it."""
     model = config.model
-    return model.preset is None and model.vocab_size is None and model.embedding != "none"
+    given = model.preset, model.vocab_size, model.config
+    return all(one is None for one in given) and model.embedding != "none"
 
 
 def _how_to_prepare(request: tasks.TaskRequest) -> list[str]:

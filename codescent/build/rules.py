@@ -108,6 +108,14 @@ def _without(refused: Mapping[str, str], candidate: Candidate) -> Iterator[str]:
             yield Refusal(f"parallel.{key} = {str(value).lower()}: {why}", without)
 
 
+def _without_values(refused: Mapping[str, tuple[tuple[object, ...], str]], candidate: Candidate) -> Iterator[Refusal]:
+    """A problem for each key of [parallel] with a value that the model does not support."""
+    for key, (values, why) in refused.items():
+        if (value := getattr(candidate.layout, key)) in values:
+            default = getattr(type(candidate.layout), key)
+            yield Refusal(f"parallel.{key} = {json.dumps(value)}: {why}", [Change({f"parallel.{key}": default})])
+
+
 def _one(candidate: Candidate, axis: str) -> list[Change]:
     return near_degrees(candidate, axis, 1, lambda other: other.mesh.degree(axis) == 1)
 
@@ -130,6 +138,7 @@ def unsupported(config: Config, resolved: Resolved, candidate: Candidate) -> Ite
     yield from _without(resolved.shape.refuses, candidate)
     if not candidate.update.get("elementwise", True):
         yield from _without(dict.fromkeys(("tp", "dp_shard"), _WHOLE.format(config.optimizer.kind)), candidate)
+    yield from _without_values(resolved.shape.refuses_values, candidate)
     yield from tasks.refusals(resolved.request)
     if config.log.sample_tokens and not models.generates(kind):
         yield Refusal(

@@ -90,6 +90,12 @@ def _check_tokenizer(value: str) -> str:
     return value
 
 
+def _check_config(value: str) -> str:
+    if is_hub_name(value):
+        return str(parse_model(value))
+    return _check_text(value) if value.startswith("{") else _check_path(value)
+
+
 def _check_functions(value: str) -> str:
     names = [name.strip() for name in _check_text(value).split(",")]
     for name in names:
@@ -153,6 +159,8 @@ PathFromAnywhere = Annotated[Folder, AfterValidator(Path.absolute)]
 """An absolute path, so that a resumed run finds it from any working directory."""
 Weights = Annotated[Path | str, BeforeValidator(_to_weights), AfterValidator(_check_weights)]
 """The path of a folder, or a name of a hub, such as hf://Qwen/Qwen3-0.6B."""
+ModelConfig = Annotated[str, BeforeValidator(_expand_home), AfterValidator(_check_config)]
+"""The path of a config.json, a name of a hub, or the content of the file."""
 Corpus = Annotated[str, BeforeValidator(_expand_home), AfterValidator(_check_path), AfterValidator(_check_corpus)]
 """A name, a path, or a data set of a hub, such as hf://datasets/roneneldan/TinyStories."""
 

@@ -16,6 +16,7 @@ from codescent.config.keys import (
     Folder,
     FolderName,
     Functions,
+    ModelConfig,
     OwnName,
     PathFromAnywhere,
     Section,
@@ -55,9 +56,14 @@ class Run(Section):
 class Model(Section):
     """The model. A size with the value auto comes from the preset."""
 
-    kind: Literal["gpt2", "llama", "transformer", "bert"] | OwnName | None = auto(
-        "kind of model; auto: the kind of the preset, or of the folder model.weights if it gives the sizes, else gpt2; "
-        "a name: a kind of yours (docs/own_names.md)"
+    kind: Literal["gpt2", "llama", "transformer", "bert", "transformers"] | OwnName | None = auto(
+        "kind of model; transformers: any language model of that library, on the data axes; auto: the kind of the "
+        "preset, or of the folder model.weights if it gives the sizes, else gpt2; a name: a kind of yours "
+        "(docs/own_names.md)"
+    )
+    config: ModelConfig | None = auto(
+        "config.json of the model (transformers): its path, that of its folder, a name of the hub such as "
+        "hf://EleutherAI/pythia-160m, or its content; auto: that of model.weights"
     )
     preset: Text | None = auto(
         "published sizes: gpt2, gpt2-medium, gpt2-large, gpt2-xl, llama3-8b, llama3-70b, llama3.1-8b, llama3.1-70b, "
@@ -65,7 +71,7 @@ class Model(Section):
         "auto: no preset, sizes are given here",
     )
     weights: Weights | None = auto(
-        "Hugging Face folder of initial weights (gpt2, llama, bert), or a name of the hub such as "
+        "Hugging Face folder of initial weights (gpt2, llama, bert, transformers), or a name of the hub such as "
         "hf://Qwen/Qwen3-0.6B@REVISION; also of the model's kind and sizes if the sizes are not given; auto: random "
         "weights"
     )
@@ -224,11 +230,11 @@ class Data(Section):
         only=given(MIXTURE),
     )
     task: Text | None = auto(
-        "what the model predicts: lm: each next token (gpt2, llama, transformer); sft: the tokens of a response to "
-        "its prompt, or of the assistant in a conversation (gpt2, llama); mlm: masked tokens (bert); qa: where the "
-        "answer to a question begins and ends (bert); tensors: vectors of the target (transformer); seq2seq: a line "
-        "reversed or copied, see data.pairs (transformer); module:NAME: a class of yours (docs/own_names.md); auto: "
-        "the task that fits the corpus or model.kind",
+        "what the model predicts: lm: each next token (gpt2, llama, transformer, transformers); sft: the tokens of a "
+        "response to its prompt, or of the assistant in a conversation (gpt2, llama); mlm: masked tokens (bert, "
+        "transformers); qa: where the answer to a question begins and ends (bert); tensors: vectors of the target "
+        "(transformer); seq2seq: a line reversed or copied, see data.pairs (transformer); module:NAME: a class of "
+        "yours (docs/own_names.md); auto: the task that fits the corpus or model.kind",
     )
     template: Text = key(
         "{prompt}{response}", 'text of a prompt and its response (sft), such as "Question: {prompt} Answer: {response}"'

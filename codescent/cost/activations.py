@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from codescent.operators.saved_attention import AttentionSizes, by_formula
 from codescent.plan import AXES, Instruction, Plan, Verb
-from codescent.plan.activations import COMPILED, CPU, CUDA, KEPT_ON, chunk_bytes, deferred_bytes
+from codescent.plan.activations import COMPILED, CPU, CUDA, KEPT_ON, chunk_bytes, deferred_bytes, kept_on
 
 UNDECLARED = ""
 """Where blocks compute, if the compiler chooses what they keep and nothing declares it."""
@@ -33,7 +33,7 @@ def is_known(plan: Plan, device: str) -> bool:
     With cp, CUDA has no kernel for attention in fp64.
     """
     unknown = device not in KEPT_ON or (device != CPU and plan.work.precision == "fp64" and plan.mesh.cp > 1)
-    return bool(plan.activations) and not unknown
+    return not unknown and any(True for _ in kept_on(plan.activations, device))
 
 
 def is_windowed(plan: Plan) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from codescent.base.errors import UserError
 from codescent.clusters.cluster import Cluster, Software
 from codescent.cost.dataflow import StageMessage
 from codescent.cost.lanes import Kind, StageLanes, kind_of, lanes_of
@@ -195,7 +196,15 @@ def price(
         plan, cluster, software: what is priced.
         lanes: of the plan, where one plan is priced several times.
         slow: by rank: how many times longer its device takes. The ranks of its stage wait for it.
+
+    Raises:
+        UserError: nothing declares what the model computes beside products.
     """
+    if not plan.operators:
+        raise UserError(
+            f'model.kind = "{plan.model.kind}": what it computes beside products of matrices is not declared, so a '
+            "step has no price; leave out the cluster"
+        )
     factors: dict[int, float] = {}
     for rank, factor in (slow or {}).items():
         factors[plan.role(rank)] = max(factor, factors.get(plan.role(rank), 0.0))

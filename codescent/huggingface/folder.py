@@ -23,10 +23,11 @@ from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
 from codescent.base.reading import open_regular, read_json, refuse_unreadable
 from codescent.base.safetensors_header import read_header
-from codescent.huggingface import KINDS, NAMES, Kind, tokens
+from codescent.huggingface import KINDS, NAMES, Kind, kind_of, tokens
+from codescent.huggingface.any_model import differing
 from codescent.huggingface.correspond import TheirTensor, correspond
 from codescent.huggingface.kind import is_same
-from codescent.plan import Parameter
+from codescent.plan import ModelFacts, Parameter
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -111,16 +112,27 @@ def parts_of(kind: Kind, shape: models.Shape) -> dict[str, tuple[TheirTensor, ..
     return correspond(models.parameters_of(kind.name, full), kind.rows(full), kind.axes(full))
 
 
-def open_folder(path: Path) -> Folder:
+def open_folder(path: Path, model: ModelFacts | None = None) -> Folder:
     """Open and check a folder.
+
+    Args:
+        path: of the folder.
+        model: of the run that reads it. A kind that reads any config.json reads the folder as its own.
 
     Raises:
         UserError: no folder; a model that codescent does not have; tensors that are missing, unknown, truncated or of
             another shape, each by its name.
     """
     settings = _settings(path)
-    kind = _kind(path, settings)
-    sizes, shape, problems = _shape(path, kind, settings)
+    sizes: dict[str, Any] = {}
+    shape: models.Shape | None = None
+    if model is not None and model.kind in models.READ_CONFIG:
+        shape = models.shape_of_facts(model)
+        kind = kind_of(model.kind, shape)
+        problems = [f"{path / CONFIG}: {problem}" for problem in differing(shape, settings)]
+    else:
+        kind = _kind(path, settings)
+        sizes, shape, problems = _shape(path, kind, settings)
     found, unread = _tensors(path, kind, settings)
     problems += unread
     if shape is not None and not unread and shape.num_layers > len(found):  # do not name each of them
@@ -141,7 +153,8 @@ def open_folder(path: Path) -> Folder:
     problems += _misfits(path, kind, {name: part for name, part in wanted.items() if name not in without}, found)
     if problems:
         raise UserError(*problems)
-    return Folder(path, kind, shape, sizes, found, absent, spare, _inert(kind, settings))
+    inert = () if kind.name in models.READ_CONFIG else _inert(kind, settings)
+    return Folder(path, kind, shape, sizes, found, absent, spare, inert)
 
 
 def keys_of_model(path: Path) -> dict[str, Any]:
@@ -162,21 +175,21 @@ def as_keys(sizes: Mapping[str, Any]) -> dict[str, Any]:
     return given | {name: float(given[name]) for name in _REAL_KEYS if name in given}
 
 
-def fitting(path: Path, kind: str, shape: models.Shape, tokenizer_text: str | None, tokenizer: str) -> Folder:
+def fitting(path: Path, model: ModelFacts, tokenizer_text: str | None, tokenizer: str) -> Folder:
     """Open a folder, and check that its weights fit the run's model and tokenizer.
 
     Args:
         path: path of the folder (`model.weights`).
-        kind: kind of the run's model.
-        shape: sizes of the run's model.
+        model: of the run.
         tokenizer_text: content of the tokenizer file of the run's data; None: unknown.
         tokenizer: name of the tokenizer, as the user wrote it (`data.tokenizer`).
 
     Raises:
         UserError: the problems of the folder; or each size that differs, and a tokenizer that differs.
     """
+    kind, shape = model.kind, models.shape_of_facts(model)
     try:
-        folder = open_folder(path)
+        folder = open_folder(path, model)
     except UserError as error:
         raise UserError(*(f"model.weights: {problem}" for problem in error.problems)) from error
     if folder.kind.name != kind:

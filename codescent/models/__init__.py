@@ -14,11 +14,12 @@ from codescent.base.own_names import FORM, is_own_name
 from codescent.models.bert.declare import KIND as BERT
 from codescent.models.gpt2.declare import KIND as GPT2
 from codescent.models.llama.declare import KIND as LLAMA
-from codescent.models.lora.declare import adapted, adapted_saved, is_adapter
+from codescent.models.lora.declare import adapted, is_adapter
 from codescent.models.own import ModelKind, build_own, own_kind, refuse_sizes
 from codescent.models.shape import Kind
 from codescent.models.shape import Shape as Shape
 from codescent.models.transformer.declare import KIND as TRANSFORMER
+from codescent.models.transformers.declare import KIND as TRANSFORMERS
 from codescent.operators.saved_tensors import ForwardPass
 from codescent.plan.activations import SavedTensor
 from codescent.plan.model import Lora, ModelFacts, Size
@@ -28,14 +29,19 @@ from codescent.plan.shard import Parameter
 if TYPE_CHECKING:
     from torch import nn
 
-_KINDS: dict[str, Kind] = {kind.name: kind for kind in (GPT2, LLAMA, TRANSFORMER, BERT)}
+_KINDS: dict[str, Kind] = {kind.name: kind for kind in (GPT2, LLAMA, TRANSFORMER, BERT, TRANSFORMERS)}
 _KIND_OF_PRESET = {preset: kind.name for kind in _KINDS.values() for preset in kind.presets}
 KINDS = tuple(_KINDS)
 GENERATING = tuple(kind.name for kind in _KINDS.values() if kind.generates)
 """Kinds whose models can generate text (see models/generate)."""
 SEPARATING = tuple(kind.name for kind in _KINDS.values() if kind.separates)
 """Kinds whose models keep the documents of a sample apart (data.documents)."""
-OTHER_MODELS = "any other model trains in your own loop: docs/own_module.md"
+READ_CONFIG = tuple(kind.name for kind in _KINDS.values() if "config" in kind.sizes)
+"""Kinds whose sizes are those of a config.json."""
+OTHER_MODELS = (
+    'any other language model of transformers trains with model.kind = "transformers" (docs/any_model.md), any other '
+    "module in your own loop (docs/own_module.md)"
+)
 """What a refusal of a model says, beside the models that there are."""
 SIZES = tuple(dict.fromkeys(size for kind in _KINDS.values() for size in kind.sizes))
 """Names of the sizes of all kinds. A kind refuses a size that it does not have."""
@@ -145,11 +151,7 @@ def forward_flops(kind: str, shape: Shape, seq_len: int, lora: Lora | None = Non
 
 def saved_of(facts: ModelFacts, forward: ForwardPass) -> tuple[SavedTensor, ...]:
     """What the model keeps for backward of one micro-batch, before strategies divide it."""
-    kind, shape = _known(facts.kind), shape_of_facts(facts)
-    found = kind.saved(shape, forward)
-    if facts.lora is None:
-        return tuple(found)
-    return tuple(adapted_saved(found, parameters_of(kind.name, shape, facts.lora), facts.lora))
+    return tuple(_known(facts.kind).kept(shape_of_facts(facts), forward, facts.lora))
 
 
 def operators_of(facts: ModelFacts, forward: ForwardPass) -> tuple[LayerOperator, ...]:

@@ -11,9 +11,10 @@ from typing import Any, ClassVar, Self, cast
 
 from codescent.base.errors import UserError
 from codescent.models.heads import Heads
+from codescent.models.lora.declare import adapted, adapted_saved
 from codescent.operators.saved_tensors import ForwardPass
 from codescent.plan.activations import SavedTensor
-from codescent.plan.model import Size, pairs_seen, windows_of
+from codescent.plan.model import Lora, Size, pairs_seen, windows_of
 from codescent.plan.operators import LayerOperator
 from codescent.plan.shard import Parameter, Role
 
@@ -40,6 +41,8 @@ class Shape:
         full_every: with a window: every so-many-th layer has none; 0: all have it.
         score_cap, logit_cap: soft caps of the scores of attention, and of the logits; 0: none.
         refuses: mesh axes that the model does not support, each with the reason; with tp > 1 also keys of [parallel].
+        refuses_values: values of keys of [parallel] that it does not support, each with the reason as a clause.
+        needs_weights: why its initial values cannot be random; "": they can.
     """
 
     num_layers: int
@@ -62,6 +65,7 @@ class Shape:
     score_cap: float = 0.0
     logit_cap: float = 0.0
     refuses: ClassVar[Mapping[str, str]] = {}
+    refuses_values: ClassVar[Mapping[str, tuple[tuple[object, ...], str]]] = {}
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @classmethod
@@ -102,6 +106,11 @@ class Shape:
     def head_rows(self) -> int:
         """Rows of all matrices of the head together."""
         return self.vocab_size
+
+    @property
+    def needs_weights(self) -> str:
+        """See the class."""
+        return ""
 
 
 class EqualHeads(Shape):
@@ -173,6 +182,11 @@ class Kind:
         """Names of the sizes that a user may give."""
         names = (size.name for size in dataclasses.fields(self.shape) if size.name not in ("bias", "dropout"))
         return tuple(one for name in names for one in self.parts.get(name, (name,)))
+
+    def kept(self, shape: Any, forward: ForwardPass, lora: Lora | None) -> Iterator[SavedTensor]:
+        """What forward keeps for backward, with adapters."""
+        found = self.saved(shape, forward)
+        return found if lora is None else adapted_saved(found, adapted(tuple(self.parameters(shape)), lora), lora)
 
     def resolve(
         self,

@@ -117,7 +117,7 @@ class MaskedTokens(TextTask):
 
     name = head = "mlm"
     aim = "predict masked tokens"
-    kinds = ("bert",)
+    kinds = ("bert", "transformers")
     undivided = "BERT predicts masked tokens from both sides, and its [SEP] says where a text ends"
     unit = "masked tokens"
 

@@ -154,7 +154,7 @@ def _initialise(parts: list[nn.Module], this_rank: ThisRank, *, replaced: bool) 
     read = parameters | masters
     held = [(t.parameter, read[t.parameter.name], _slices(t, this_rank)) for t in this_rank.tensors]
     folder = this_rank.plan.model.weights
-    wrong = write_initial_values_(this_rank.plan.seed, folder, held, replaced=replaced)
+    wrong = write_initial_values_(this_rank.plan.seed, this_rank.plan.model, held, replaced=replaced)
     if folder is not None:
         together(UserError, lambda: _refuse(folder, wrong))
     for weight in weights.values():

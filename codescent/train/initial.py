@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import torch
 
@@ -13,7 +12,7 @@ from codescent.hub.cache import weights_place
 from codescent.huggingface.folder import open_folder
 from codescent.huggingface.read import box
 from codescent.models.initialize import fill_, initial_values
-from codescent.plan import Parameter
+from codescent.plan import ModelFacts, Parameter
 
 BoxToFill = tuple[Parameter, torch.Tensor, tuple[slice, ...]]
 """A parameter, the memory of this rank's box of it, and the slices of the box."""
@@ -26,15 +25,15 @@ class InitialValues:
 
     Args:
         seed: of the run; it determines the random values.
-        weights: a Hugging Face folder; None: every value is random.
+        model: of the run, with its folder of weights, if it has one; else every value is random.
 
     Raises:
         UserError: the folder cannot be used.
     """
 
-    def __init__(self, seed: int, weights: Path | str | None) -> None:
+    def __init__(self, seed: int, model: ModelFacts) -> None:
         self.seed = seed
-        self.folder = None if weights is None else open_folder(weights_place(weights))
+        self.folder = None if model.weights is None else open_folder(weights_place(model.weights), model)
 
     def box(self, parameter: Parameter, slices: tuple[slice, ...]) -> torch.Tensor:
         """The values of a box of a parameter: in the folder's dtype if they are read, fp32 if they are random."""
@@ -70,14 +69,12 @@ def is_finite(values: torch.Tensor) -> bool:
     return bool(values.isfinite().all())
 
 
-def write_initial_values_(
-    seed: int, weights: Path | str | None, boxes: Sequence[BoxToFill], *, replaced: bool
-) -> list[str]:
+def write_initial_values_(seed: int, model: ModelFacts, boxes: Sequence[BoxToFill], *, replaced: bool) -> list[str]:
     """Write the values with which a run begins into the memory of `boxes`. Returns what `InitialValues.write_` does.
 
     Args:
         seed: see InitialValues.
-        weights: see InitialValues. The folder is opened only if there is a value to write.
+        model: see InitialValues. The folder is opened only if there is a value to write.
         boxes: all boxes of this rank.
         replaced: a checkpoint will overwrite the trained parameters, so only frozen parameters are written.
 
@@ -85,4 +82,4 @@ def write_initial_values_(
         UserError: the folder cannot be used.
     """
     wanted = [one for one in boxes if not (replaced and one[0].trained)]
-    return InitialValues(seed, weights).write_(wanted) if wanted else []
+    return InitialValues(seed, model).write_(wanted) if wanted else []

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -51,6 +52,8 @@ BF16_SLOW = 2.0
 """bf16 products are computed in fp32 if the processor's own take this many times as long. With bf16 instructions they
 take less than fp32's time, without them at least 5 times as long, so noise does not change the choice."""
 
+OF_SOME_MODELS = ("transformers",)
+"""Libraries that only the models of some runs need."""
 CPUINFO = Path("/proc/cpuinfo")
 INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "sve", "bf16", "svebf16")
 """Flags of /proc/cpuinfo (x86, Arm) on which the speed of matrix products depends."""
@@ -296,6 +299,7 @@ def describe(device: torch.device, num_threads: int, world_size: int) -> dict[st
         "codescent": codescent.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
+        **{name: sys.modules[name].__version__ for name in OF_SOME_MODELS if name in sys.modules},
         "system": platform.platform(),
         "processor": _processor(),
         "instructions": _instructions(),

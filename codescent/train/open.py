@@ -355,7 +355,7 @@ def _base(plan: Plan, saved: Saved | None, world: World) -> dict[str, Any] | Non
     before = before if isinstance(before, dict) else None  # anything else is refused by `_check_saved`
 
     def look() -> dict[str, Any]:
-        folder = open_folder(weights_place(source))
+        folder = open_folder(weights_place(source), plan.model)
         return folder.identity() if before is None or not folder.matches(before) else dict(before)
 
     found: dict[str, Any] = world.from_first(look)

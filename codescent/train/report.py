@@ -172,7 +172,7 @@ class Report:
         """Record and print the origin of a new run's initial weights."""
         run, named = self.run, self.run.plan.model.weights
         if named is not None and run.folder is not None:
-            weights = open_folder(weights_place(named))
+            weights = open_folder(weights_place(named), run.plan.model)
             self._keep_controls(weights.path)
             origin, lines = read_weights(run, weights)
             self._event("start", step=0, weights=origin)

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from codescent.base.errors import UserError
-from codescent.base.hub_name import HubName
+from codescent.base.hub_name import HubName, is_hub_name, parse
 from codescent.base.json_text import json_text
 from codescent.base.output import say
 from codescent.base.own_names import is_own_name
@@ -30,8 +30,9 @@ from codescent.config.load import LoadedConfig, about, describe, load, shipped, 
 from codescent.config.schema import config_schema
 from codescent.config.sections import Model
 from codescent.config.words import KEYS, Key, keys_markdown
-from codescent.hub.cache import weights_place
+from codescent.hub.cache import snapshot_of, weights_place
 from codescent.jobs import site
+from codescent.models import READ_CONFIG
 from codescent.record import CONFIG
 from codescent.verbs.arguments import SITE
 from codescent.verbs.new_config import write_new
@@ -168,6 +169,8 @@ def _with_commits(resolved: LoadedConfig, arguments: Namespace) -> LoadedConfig:
 def _with_sizes(resolved: LoadedConfig) -> LoadedConfig:
     """The config with the kind and the sizes of its folder model.weights, where it lacks them."""
     model, needed = resolved.config.model, ("num_layers", "num_heads", "hidden_dim", "seq_len")
+    if model.kind in READ_CONFIG:
+        return _with_settings(resolved)
     if model.weights is None or model.preset is not None or None not in (getattr(model, name) for name in needed):
         return resolved
     from codescent.huggingface.folder import CONFIG as MODEL_CONFIG
@@ -190,6 +193,30 @@ def _with_sizes(resolved: LoadedConfig) -> LoadedConfig:
         wrong = [f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors(include_url=False)]
         raise UserError(*(f"model.weights: {where}: {problem}" for problem in wrong)) from error
     origins = {**resolved.origins, **{f"model.{name}": str(where) for name in missing}}
+    return dataclasses.replace(resolved, config=resolved.config.model_copy(update={"model": filled}), origins=origins)
+
+
+def _with_settings(resolved: LoadedConfig) -> LoadedConfig:
+    """The config with the content of the config.json that model.config, or else model.weights, names."""
+    model = resolved.config.model
+    key = "weights" if model.config is None else "config"
+    value = model.weights if model.config is None else model.config
+    if value is None or str(value).startswith("{"):
+        return resolved
+    from codescent.hub.obtain import pinned
+    from codescent.huggingface.any_model import read_settings
+    from codescent.huggingface.named import obtain_config
+
+    try:
+        if is_hub_name(value):
+            named = pinned(parse(str(value)))
+            obtain_config(named)
+            value = snapshot_of(named)
+        text = read_settings(Path(value))
+    except UserError as error:
+        raise UserError(*(f"model.{key}: {problem}" for problem in error.problems)) from error
+    origins = {**resolved.origins, "model.config": str(value)}
+    filled = model.model_copy(update={"config": text})
     return dataclasses.replace(resolved, config=resolved.config.model_copy(update={"model": filled}), origins=origins)
 
 

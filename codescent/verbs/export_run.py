@@ -150,12 +150,13 @@ def _texts(trained: Trained) -> tuple[dict[str, str], dict[str, Any]]:
 
 def _settings(kind: Kind, shape: models.Shape, dtype: str, ends: Mapping[str, Any]) -> dict[str, Any]:
     """The content of config.json."""
+    written = kind.write(shape)
     return {
         "architectures": [kind.architectures(shape)[0]],
         "model_type": kind.model_type,
         **{theirs: getattr(shape, ours) for ours, theirs in kind.sizes.items()},
-        **kind.write(shape),
+        **written,
         **{key: alike[0] for key, alike in kind.fixed.items()},
-        **ends,
+        **{key: end for key, end in ends.items() if end is not None or key not in written},
         "torch_dtype": NUMBER_FORMATS[dtype].torch,
     }

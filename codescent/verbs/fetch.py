@@ -11,11 +11,13 @@ from codescent.base.counted import counted
 from codescent.base.errors import UserError, of_each
 from codescent.base.hub_name import HubName, is_hub_name, parse
 from codescent.base.output import say
+from codescent.build import task_request
 from codescent.config.hub_keys import HUB_KEYS, WEIGHTS, names_in
 from codescent.hub import needed
 from codescent.hub.cache import root
 from codescent.hub.obtain import CachedFiles, Choice, held, listed, pinned, repair
 from codescent.huggingface.named import all_held, obtain_all, obtain_model, refuse_unknown
+from codescent.models import READ_CONFIG
 from codescent.verbs.config import resolved_of
 
 
@@ -65,7 +67,7 @@ def _of_config(arguments: Namespace) -> list[tuple[str, CachedFiles]]:
         raise UserError(f"{arguments.config}: names nothing of a hub: none of {keys} begins with hf://")
     if arguments.dry_run:
         return all_held(config)
-    if WEIGHTS in names:
+    if WEIGHTS in names and task_request(config).kind not in READ_CONFIG:  # before a long download
         refuse_unknown(names[WEIGHTS])
     return obtain_all(config, repairs=True)
 

@@ -149,7 +149,7 @@ def _initial_values(trained: Trained) -> InitialValues:
     """The initial values of the run. Raises UserError: the folder model.weights is missing or has changed."""
     run, weights = trained.folder.path, trained.resolved.model.weights
     try:
-        found = InitialValues(trained.config.run.seed, weights)
+        found = InitialValues(trained.config.run.seed, trained.resolved.model)
     except UserError as error:
         words = (
             f"{run}: its checkpoints have only adapters, so the folder model.weights is needed; if it has moved, "

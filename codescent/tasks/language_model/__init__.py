@@ -26,7 +26,7 @@ class LanguageModel(TextTask):
 
     name = "lm"
     aim = "predict each next token"
-    kinds = ("gpt2", "llama", "transformer")
+    kinds = ("gpt2", "llama", "transformer", "transformers")
     keys = (*TextTask.keys, "documents")
     undivided = ""
     peft_task_type = "CAUSAL_LM"

@@ -1,0 +1,169 @@
+"""In: the text of a config.json, what the head predicts. Out: the model of `transformers`, without memory.
+Does not observe or train it (observed.py, module.py). No other file imports transformers."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from codescent.base.errors import UserError
+from codescent.base.extra import library
+
+EXTRA = "transformers"
+OLDEST = 5
+"""The first version whose models begin on the meta device."""
+_AUTO = {
+    "causal": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"),
+    "mlm": ("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING_NAMES"),
+}
+"""By head: the class that builds a model, and the table of the classes that it knows."""
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts")
+_NEAREST = 3
+
+
+@cache
+def _transformers() -> Any:
+    """The library. Raises UserError: it is not installed, or too old."""
+    found = library(EXTRA, f'model.kind = "{EXTRA}"', EXTRA)
+    if int(found.__version__.partition(".")[0]) < OLDEST:
+        raise UserError(
+            f'model.kind = "{EXTRA}" needs transformers {OLDEST} or newer, not {found.__version__}: pip install '
+            f'"codescent[{EXTRA}]"'
+        )
+    found.logging.set_verbosity_error()  # its advice is on calls that are codescent's
+    return found
+
+
+def refusals(settings: Mapping[str, Any], head: str) -> Iterator[str]:
+    """Why the model of a config.json cannot be trained here, each as a clause. `head`: "causal" or "mlm".
+
+    Raises UserError: transformers is not installed.
+    """
+    known = getattr(_transformers().models.auto.modeling_auto, _AUTO[head][1])
+    name = settings.get("model_type")
+    if not isinstance(name, str) or name not in known:
+        yield _unknown(settings, name, head, known)
+        return
+    if settings.get("quantization_config"):
+        yield "quantization_config: quantised weights cannot be trained; take the weights before they were quantised"
+    if settings.get("is_encoder_decoder"):
+        yield "is_encoder_decoder: an encoder and a decoder need pairs of sequences; no task gives them to this kind"
+    text = settings.get("text_config")
+    for key in _EXPERTS:
+        if any((one.get(key) or 0) > 1 for one in (settings, text) if isinstance(one, dict)):
+            yield (
+                f"{key}: a mixture of experts has a loss of its balance, which is no sum over samples: it would "
+                "depend on the micro-batch and on the number of ranks"
+            )
+
+
+def _unknown(settings: Mapping[str, Any], name: object, head: str, known: Mapping[str, Any]) -> str:
+    auto = _AUTO[head][0]
+    if name in _transformers().CONFIG_MAPPING:
+        return f"model_type = {name!r}: transformers has no {auto} of it"
+    near = difflib.get_close_matches(str(name), known, n=_NEAREST)
+    nearest = f"; the nearest: {', '.join(near)}" if near else ""
+    if settings.get("auto_map"):
+        nearest = "; auto_map names code of the folder, and codescent runs no code that comes with a model" + nearest
+    return f"model_type = {name!r}: transformers {_transformers().__version__} has no {auto} of this name{nearest}"
+
+
+def config_of(text: str) -> Any:
+    """The configuration object. Raises UserError: transformers refuses a value."""
+    settings = json.loads(text)
+    try:
+        found = _transformers().CONFIG_MAPPING[settings["model_type"]].from_dict(settings)
+    except Exception as error:  # its checks raise exceptions of many classes
+        raise UserError(f"transformers refuses it: {_first_line(error)}") from error
+    found.use_cache = False
+    return found
+
+
+def sizes_of(text: str) -> dict[str, int]:
+    """Sizes of a model by its config.json, by our names. Raises UserError: a size is missing."""
+    config = config_of(text).get_text_config()
+    needed = {"num_layers": "num_hidden_layers", "hidden_dim": "hidden_size", "vocab_size": "vocab_size"}
+    found: dict[str, Any] = {ours: getattr(config, theirs, None) for ours, theirs in needed.items()}
+    if missing := [theirs for ours, theirs in needed.items() if not isinstance(found[ours], int)]:
+        raise UserError(f"has no {', '.join(missing)}, which every language model of transformers has")
+    heads = getattr(config, "num_attention_heads", None) or 1
+    return {
+        **found,
+        "num_heads": heads,
+        "num_kv_heads": getattr(config, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(config, "head_dim", None) or found["hidden_dim"] // heads,
+        "ffn_dim": getattr(config, "intermediate_size", None) or 0,
+    }
+
+
+def build(text: str, head: str) -> nn.Module:
+    """The model, in evaluation mode: parameters on the meta device, in fp32; buffers on the CPU, with their values.
+
+    In evaluation mode no model drops activations or layers. Raises UserError: transformers cannot build it.
+    """
+    auto, config = getattr(_transformers(), _AUTO[head][0]), config_of(text)
+    try:
+        with torch.device("cpu"), _parameters_on_meta():
+            net: nn.Module = auto.from_config(config, dtype=torch.float32)
+    except Exception as error:  # see config_of
+        raise UserError(f"transformers cannot build it: {_first_line(error)}") from error
+    for module in net.modules():  # they are made from config.json, so no checkpoint has them
+        module._non_persistent_buffers_set.update(module._buffers)
+    return net.eval()
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Parameters are on the meta device as soon as a module has them. Memory of a CPU is taken when it is written."""
+    before = nn.Module.register_parameter
+
+    def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta:
+            constant = _constant(parameter)
+            parameter = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+            parameter.constant = constant  # type: ignore[attr-defined]
+        before(module, name, parameter)
+
+    nn.Module.register_parameter = register  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = before  # type: ignore[method-assign]
+
+
+def _constant(parameter: nn.Parameter) -> float | None:
+    """The number that all elements of a vector are; None: they differ, or it is a larger tensor, which is not read."""
+    if parameter.dim() > 1 or not parameter.numel():
+        return None
+    values = parameter.detach().flatten()
+    return float(values[0]) if bool((values == values[0]).all()) else None
+
+
+def logits_of(net: nn.Module, tokens_BT: torch.Tensor) -> torch.Tensor:
+    """[B, T, V]: what the model returns for tokens int64 [B, T] without padding."""
+    found: torch.Tensor = net(input_ids=tokens_BT).logits
+    return found
+
+
+def head_of(net: nn.Module) -> nn.Module | None:
+    """The layer that makes the logits, as the model names it."""
+    found: nn.Module | None = net.get_output_embeddings()  # type: ignore[operator]
+    return found
+
+
+def embedding_of(net: nn.Module) -> nn.Embedding:
+    """The embedding of the tokens."""
+    found: nn.Embedding = net.get_input_embeddings()  # type: ignore[operator]
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
