@@ -1,4 +1,4 @@
-"""In: nothing. Out: the version, and the functions for users who write their own training loop (docs/own_module.md).
+"""In: nothing. Out: the version, and the functions for training loops of your own (`codescent docs own_module`).
 Does not import torch before a program uses one of these functions: a program that only plans needs no torch."""
 
 from __future__ import annotations

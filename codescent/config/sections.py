@@ -157,7 +157,7 @@ class Model(Section):
 
 
 class Lora(Section):
-    """Low-rank adapters: they are trained while the matrices of the model are frozen (docs/lora.md)."""
+    """Low-rank adapters: they are trained while the matrices of the model are frozen (`codescent docs lora`)."""
 
     rank: int | None = auto("rank of the adapters; auto: no adapters, all parameters are trained", ge=1, le=1_000_000)
     alpha: float | None = auto("the output of an adapter is multiplied by alpha / rank; auto: 2 x rank", gt=0)
@@ -352,13 +352,15 @@ class Log(Section):
         "effect if the command line or a later file changes the steps. auto: none",
         gt=0,
     )
-    tensorboard: bool = key(True, "write TensorBoard files, where tensorboard is installed")
-    wandb: Text | None = auto("project of Weights & Biases that also gets the metrics (docs/loggers.md); auto: none")
+    tensorboard: bool | None = auto("write TensorBoard files; auto: where tensorboard is installed")
+    wandb: Text | None = auto(
+        "project of Weights & Biases that also gets the metrics (`codescent docs loggers`); auto: none"
+    )
     mlflow: Text | None = auto("experiment of MLflow that also gets the metrics; auto: none")
     trackio: Text | None = auto("project of Trackio that also gets the metrics; auto: none")
     to: Functions | None = auto(
         'Python functions that also get metrics and events, as "module:function", several with commas between '
-        "(docs/loggers.md); auto: none"
+        "(`codescent docs loggers`); auto: none"
     )
 
     @property
@@ -368,7 +370,7 @@ class Log(Section):
 
 
 class Profile(Section):
-    """Which steps torch's profiler records (docs/profile.md). A window is wait + warmup + active steps."""
+    """Which steps torch's profiler records (`codescent docs profile`). A window is wait + warmup + active steps."""
 
     active: int = key(0, "steps of a window that are recorded; 0: no profile", ge=0)
     wait: int = key(5, "steps of a window before the profiler starts", ge=0, only=RECORDS)

@@ -4,10 +4,10 @@ Does not ask a hub: it looks at the cache alone (HF_HUB_CACHE, else HF_HOME/hub)
 from __future__ import annotations
 
 from pathlib import Path
-
-from huggingface_hub import constants
+from types import ModuleType
 
 from codescent.base.durable import replace_file
+from codescent.base.extra import library
 from codescent.base.hub_name import HubName, is_hub_name, parse
 from codescent.base.reading import read_text
 from codescent.base.writing import make_parents
@@ -15,14 +15,19 @@ from codescent.base.writing import make_parents
 TOKENIZER_FILE = "tokenizer.json"
 
 
+def settings() -> ModuleType:
+    """What huggingface_hub reads of the environment: HF_HOME and others. Raises UserError: it is not installed."""
+    return library("huggingface_hub.constants", "hf://OWNER/NAME, a name of the hub,", "hub")
+
+
 def is_offline() -> bool:
     """Whether the user forbids every request: HF_HUB_OFFLINE=1."""
-    return bool(constants.HF_HUB_OFFLINE)
+    return bool(settings().HF_HUB_OFFLINE)
 
 
 def root() -> Path:
     """The folder of the cache."""
-    return Path(constants.HF_HUB_CACHE)
+    return Path(settings().HF_HUB_CACHE)
 
 
 def folder_of(name: HubName) -> Path:

@@ -9,8 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import constants
-
 from codescent.base.amounts import of_bytes
 from codescent.base.command import command
 from codescent.base.counted import counted
@@ -19,7 +17,7 @@ from codescent.base.hub_name import HubName
 from codescent.base.output import warn
 from codescent.base.published import NO_SPACE
 from codescent.base.writing import make_parents, remove_file
-from codescent.hub.cache import folder_of, is_offline, known_commit, note_commit, root, snapshot_of
+from codescent.hub.cache import folder_of, is_offline, known_commit, note_commit, root, settings, snapshot_of
 from codescent.hub.listing import HubFile, HubFiles, found_on_disk, keep, listing_of
 from codescent.hub.once import once
 
@@ -78,7 +76,7 @@ def pinned(name: HubName) -> HubName:
         return commit
 
     bare = HubName(name.repo, name.is_dataset, name.revision)
-    return name.at(str(once(f"commit of {bare} at {constants.ENDPOINT} for {root()}", look)))
+    return name.at(str(once(f"commit of {bare} at {settings().ENDPOINT} for {root()}", look)))
 
 
 def listed(name: HubName) -> HubFiles:
@@ -96,7 +94,7 @@ def listed(name: HubName) -> HubFiles:
     def look() -> None:
         keep(name, ask(name)[1])
 
-    once(f"files of {name} at {constants.ENDPOINT} for {root()}", look)
+    once(f"files of {name} at {settings().ENDPOINT} for {root()}", look)
     known = listing_of(name)
     if known is None:  # another process has asked, and the cache cannot be written
         look()
@@ -167,7 +165,7 @@ def _download(name: HubName, file: HubFile) -> None:
         _forget(path)
         raise UserError(
             f"{name}: {file.path} was downloaded, but {why}: it was deleted again; try once more, and if it stays so, "
-            f"{constants.ENDPOINT} or a proxy changes files"
+            f"{settings().ENDPOINT} or a proxy changes files"
         )
 
 

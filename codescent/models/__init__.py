@@ -33,7 +33,7 @@ GENERATING = tuple(kind.name for kind in _KINDS.values() if kind.generates)
 """Kinds whose models can generate text (see models/generate)."""
 UNCOMPILED: Mapping[str, str] = {kind.name: kind.uncompiled for kind in _KINDS.values() if kind.uncompiled}
 """Kinds for which torch.compile is not verified, each with the reason."""
-OTHER_MODELS = "any other model trains in your own loop: docs/own_module.md"
+OTHER_MODELS = "any other model trains in your own loop: codescent docs own_module"
 """What a refusal of a model says, beside the models that there are."""
 SIZES = tuple(dict.fromkeys(size for kind in _KINDS.values() for size in kind.sizes))
 """Names of the sizes of all kinds. A kind refuses a size that it does not have."""

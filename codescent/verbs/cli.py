@@ -43,6 +43,7 @@ VERBS: Mapping[str, str] = {
     "export": "exchange.export_main",
     "import": "exchange.import_main",
     "fetch": "fetch.main",
+    "docs": "docs.main",
 }
 """Subcommand: module in this package and its function. The function takes the arguments and returns the exit code."""
 
