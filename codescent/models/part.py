@@ -139,6 +139,11 @@ class Part(nn.Module):
         """The objective in training mode; the plain cross-entropy in evaluation mode."""
         return self.objective if self.training else CROSS_ENTROPY
 
+    def for_head(self, x: Tensor) -> Tensor:
+        """The rows that the vocabulary matrix reads: with mu-P divided by the growth of the width (`models.mup`)."""
+        width = self.shape.growth.width
+        return x if width == 1.0 else x * (1.0 / width)
+
     def predict(
         self,
         x_BTD: Tensor,
@@ -150,6 +155,7 @@ class Part(nn.Module):
         skip_negative: bool,
     ) -> Tensor:
         """The summed loss (see `operators.head.head_loss`); without targets, the logits."""
+        x_BTD = self.for_head(x_BTD)
         if targets_BT is None:
             return capped(products.linear(x_BTD, weight_VD), self.shape.logit_cap)
         return self.vocabulary.loss(
