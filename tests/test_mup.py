@@ -143,6 +143,7 @@ def test_initial_values_follow_the_fan_in(kind: tuple[str, ...]) -> None:
             "data.task=seq2seq",
             "model.num_layers=auto",
             "model.seq_len=auto",
+            "log.sample_tokens=0",
         )
     base = ("model.hidden_dim=8", "model.ffn_dim=16", "model.num_heads=2", "model.num_kv_heads=auto")
     wide = ("model.hidden_dim=32", "model.ffn_dim=64", "model.num_heads=4", "model.num_kv_heads=auto")
