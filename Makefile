@@ -2,15 +2,17 @@
 PYTHON ?= python3
 JOBS ?= 3
 BIN := .venv/bin
+# Extras of pyproject.toml with what README.md shows.
+EXTRAS := plots,tensorboard,hub
 STAMP := $(shell date +%Y%m%d-%H%M%S)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint docs turn slow cuda fuzz mutants hooks clean
+.PHONY: help train test lint docs turn slow cuda fuzz mutants hooks release test-oldest clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo 'Variables: PYTHON=python3.12 (which Python makes .venv), JOBS=3 (tests at a time), ARGS="..." (for train, test, mutants, slow, cuda, fuzz)'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo 'Variables: PYTHON=python3.12 (which Python makes .venv), JOBS=3 (tests at a time), ARGS="..." (for train, test, mutants, slow, cuda, fuzz, test-oldest)'
 
 train: .venv/.installed ## install, then train the default job into runs/; ARGS="section.key=value"
 	$(BIN)/codescent train configs/default.toml run.name=default-$(STAMP) $(ARGS)
@@ -60,6 +62,21 @@ cuda: ## run the tests and benchmarks that need a CUDA device: 10 minutes; OUT=f
 fuzz: .venv/.installed-dev ## damage files of every kind, see that each command refuses or says the same: 1 hour; ARGS="--cases 20"
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run.py $(ARGS)
 
+# The versions are not those of constraints.txt: tests/oldest/pins.py takes the oldest ones from pyproject.toml. 5 GB.
+OLDEST ?= build/oldest
+
+test-oldest: ## install the oldest versions that pyproject.toml allows into build/oldest, run the tests there; ARGS="tests/test_x.py"
+	@mkdir -p build
+	$(PYTHON) tests/oldest/pins.py > build/oldest.txt
+	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -c build/oldest.txt -e '.[test]'
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+release: .venv/.installed-dev ## build wheel and sdist into dist/, use the wheel in an empty virtual environment and folder
+	rm -rf dist
+	$(BIN)/python -m build --quiet
+	$(BIN)/python release/try_wheel.py dist
+
 hooks: .venv/.installed-dev ## install the git hooks: ruff and mypy before each commit
 	$(BIN)/pre-commit install
 
@@ -71,7 +88,7 @@ hooks: .venv/.installed-dev ## install the git hooks: ruff and mypy before each 
 # torch comes first and with an exact pin, so that nothing else pulls in another build of it.
 .venv/.installed: pyproject.toml constraints.txt | .venv/bin/python
 	$(PIP) torch
-	$(PIP) -e .
+	$(PIP) -e '.[$(EXTRAS)]'
 	@touch $@
 
 .venv/.installed-dev: .venv/.installed

@@ -1,5 +1,5 @@
-"""In: nothing. Out: the version, the functions for own training loops (docs/own_module.md), and the base classes of
-what a config may name of a user's code (docs/own_names.md).
+"""In: nothing. Out: the version, the functions for training loops of your own (`codescent docs own_module`), and the
+base classes of what a config may name of your code (`codescent docs own_names`).
 Does not import torch before a program uses one of these functions: a program that only plans needs no torch."""
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def test_a_new_config_names_every_key_once_and_its_comments_are_valid_values(fol
         elif found := re.fullmatch(r"(?:# )?((\w+) = .*)", line):
             named.setdefault(section, []).append(found[2])
             values.append(found[1])
-        elif line.startswith("# Others, which docs/config.md#"):
+        elif line.startswith("# Others, which `codescent docs config#"):
             others = line.partition(": ")[2]
             named[section] += re.findall(r"\w+", others)
         elif others and line.startswith("# "):

@@ -305,8 +305,15 @@ def test_a_machine_without_tensorboard_says_so_once(project: Path, monkeypatch: 
     missing = {"tensorboard"}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name in missing else find(name, *more))
     words = ("train", "run.toml", "train.num_steps=2", "train.eval_every=0")
-    said = "no TensorBoard files, because tensorboard is not installed; to write them: pip install tensorboard; "
-    for value, times in (("true", 1), ("false", 0)):
+    install = 'pip install "codescent[tensorboard]"'
+    said = f"no TensorBoard files, because tensorboard is not installed; to write them: {install}; "
+    for value, times in (("auto", 1), ("false", 0)):
         done = called(project, *words, f"log.tensorboard={value}", f"run.name={value}")
         assert (done.returncode, done.stdout.count(said)) == (0, times), done.stderr
         assert not (project / "runs" / value / "tensorboard").exists()
+    done = called(project, *words, "log.tensorboard=true", "run.name=wanted")
+    refused = (
+        f"log.tensorboard = true: the package tensorboard is not installed: {install}, or leave log.tensorboard out"
+    )
+    assert (done.returncode, done.stderr) == (2, f"error: {refused}\n")
+    assert not (project / "runs" / "wanted").exists()

@@ -95,7 +95,7 @@ def test_without_a_cluster_the_rules_of_the_page_answer(tmp_path: Path) -> None:
              "--free", "all", "--search", "--memory", "16GiB", "--flops-per-s", "25e12", "--link")  # fmt: skip
     code, text, said = asked(tmp_path, *words, "10gbit", "--per-host", "1", "--out", str(out))
     assert code == 0, said
-    assert "by the rules of docs/which.md: nothing was simulated" in text
+    assert "by the rules of `codescent docs which`: nothing was simulated" in text
     assert "needs 20,000 (F/W), so pp between hosts" in text
     assert load(out).config.parallel.pp == 8
     code, text, said = asked(tmp_path, *words, "100GB/s", "--per-host", "8", "--json")

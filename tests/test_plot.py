@@ -146,7 +146,7 @@ def test_without_matplotlib_the_line_that_mends_it_is_said(tmp_path: Path, monke
     make(tmp_path / "run", falling(20))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     done = called(tmp_path, "plot", "run", "--out", "a.png")
-    assert done.stderr == "error: --out a.png: a picture needs matplotlib: pip install matplotlib\n"
+    assert done.stderr == 'error: --out a.png: a picture needs matplotlib: pip install "codescent[plots]"\n'
     assert done.returncode == 2
 
 

@@ -450,14 +450,14 @@ def test_without_matplotlib_there_are_tables(tmp_path: Path, monkeypatch: pytest
     )
     done = called(tmp_path, "report", "run")
     assert (done.returncode, done.stdout) == (0, "report.html: 1 run\n")
-    assert done.stderr == "report.html: has no figures: a picture needs matplotlib: pip install matplotlib\n"
+    assert done.stderr == 'report.html: has no figures: a picture needs matplotlib: pip install "codescent[plots]"\n'
     shown = Page((tmp_path / "report.html").read_text())
-    assert "This page has no figures: a picture needs matplotlib: pip install matplotlib." in shown.text
+    assert 'This page has no figures: a picture needs matplotlib: pip install "codescent[plots]".' in shown.text
     assert "tokens/s" in shown.text
     assert "rank 1" in shown.text, "the timeline needs no matplotlib"
     done = called(tmp_path, "report", "run", "--figures", "figures")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(
-        "error: --figures figures: a picture needs matplotlib: pip install matplotlib, or leave out"
+        'error: --figures figures: a picture needs matplotlib: pip install "codescent[plots]", or leave out'
     )
     assert not (tmp_path / "figures").exists()

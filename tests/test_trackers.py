@@ -193,7 +193,7 @@ def test_wandb_is_online_only_with_an_account(tmp_path: Path, environ: dict[str,
 
 def test_a_package_that_is_missing_is_said_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_project(tmp_path)
-    monkeypatch.setattr(trackers, "_is_installed", lambda package: False)
+    monkeypatch.setattr(trackers, "is_installed", lambda package: False)
     done = called(tmp_path, "train", "run.toml", "log.wandb=p", "log.trackio=q")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines() == [

@@ -148,7 +148,7 @@ def subclass(key: str, name: str, base: type[T], needs: Sequence[str] = ()) -> t
     own = {one for cls in found.__mro__ if cls not in base.__mro__ for one in vars(cls)}
     lacking = [one for one in needs if one not in own]
     if lacking:
-        raise UserError(f"{key} = {name}: {file}: must define {' and '.join(lacking)}: see docs/own_names.md")
+        raise UserError(f"{key} = {name}: {file}: must define {' and '.join(lacking)}: see codescent docs own_names")
     for path in _files(found, name, file).values():
         _loaded[path] = f"{key} = {name}"
     return found

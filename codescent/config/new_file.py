@@ -32,7 +32,7 @@ OFTEN: Mapping[str, tuple[str, ...]] = {
 """The keys of each section that people change most. A new file explains them, and names the others."""
 
 WIDTH = 100
-PAGE = "docs/config.md"
+PAGE = "codescent docs config"
 
 
 def new_file(name: str, schema: str) -> str:
@@ -58,7 +58,7 @@ def new_file(name: str, schema: str) -> str:
             "key: take the # away to change it."
         ),
         *_comment(
-            f"Every key: {PAGE}, or `codescent config --keys`. Every value of this run: `codescent config FILE`."
+            f"Every key: `{PAGE}`, or `codescent config --keys`. Every value of this run: `codescent config FILE`."
         ),
     ]
     for section in SECTIONS:
@@ -74,7 +74,7 @@ def new_file(name: str, schema: str) -> str:
             full = f"{section}.{key}"
             lines += _lines(full, toml_value(value_of(base.config, full)) if key in given else None)
         if others := [key for key in model.model_fields if key not in shown]:
-            lines += ["", *_comment(f"Others, which {PAGE}#{section} explains: {', '.join(others)}")]
+            lines += ["", *_comment(f"Others, which `{PAGE}#{section}` explains: {', '.join(others)}")]
     return "\n".join(lines) + "\n"
 
 

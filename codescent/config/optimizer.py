@@ -17,7 +17,7 @@ class Optimizer(Section):
     kind: Literal["adamw", "adam", "sgd", "adagrad", "adadelta", "rmsprop", "muon"] | OwnName = key(
         "adamw",
         "update rule; muon: Muon for the matrices of blocks, AdamW for embeddings, head, norms and biases; a name: a "
-        "class of yours (docs/own_names.md)",
+        "class of yours (codescent docs own_names)",
     )
     learning_rate: float = key(6e-4, "highest learning rate, reached after the warm-up", gt=0)
     min_learning_rate: float = key(
@@ -69,7 +69,7 @@ class Optimizer(Section):
     schedule: ScheduleName | OwnName = key(
         "cosine",
         "decay of the learning rate after the warm-up; wsd: none until the last steps, a share of all; "
-        "constant-cooldown: none until the last cooldown_steps; a name: a class of yours (docs/own_names.md)",
+        "constant-cooldown: none until the last cooldown_steps; a name: a class of yours (codescent docs own_names)",
     )
     warmup_steps: int = key(
         0, "so many first steps: step s, from 0, has (s + 1) / (warmup_steps + 1) of the rate", ge=0

@@ -59,7 +59,7 @@ class Model(Section):
     kind: Literal["gpt2", "llama", "transformer", "bert", "transformers"] | OwnName | None = auto(
         "kind of model; transformers: any language model of that library, on the data axes; auto: the kind of the "
         "preset, or of the folder model.weights if it gives the sizes, else gpt2; a name: a kind of yours "
-        "(docs/own_names.md)"
+        "(codescent docs own_names)"
     )
     config: ModelConfig | None = auto(
         "config.json of the model (transformers): its path, that of its folder, a name of the hub such as "
@@ -208,7 +208,7 @@ class Model(Section):
 
 
 class Lora(Section):
-    """Low-rank adapters: they are trained while the matrices of the model are frozen (docs/lora.md)."""
+    """Low-rank adapters: they are trained while the matrices of the model are frozen (`codescent docs lora`)."""
 
     rank: int | None = auto("rank of the adapters; auto: no adapters, all parameters are trained", ge=1, le=1_000_000)
     alpha: float | None = auto("the output of an adapter is multiplied by alpha / rank; auto: 2 x rank", gt=0)
@@ -224,13 +224,13 @@ class Data(Section):
     corpus: Corpus = key(
         "python-stdlib",
         "python-stdlib, shakespeare, openwebtext or squad; hf://datasets/OWNER/NAME/PATH of the hub; the path of a "
-        "file, a folder, a glob or token shards, of the kinds in docs/data.md; for data.task tensors also "
+        "file, a folder, a glob or token shards, of the kinds in codescent docs data; for data.task tensors also "
         "synthetic:SAMPLES or synthetic:SAMPLES:SEED, random numbers of the model's sizes; module:NAME: a class of "
-        "yours (docs/own_names.md)",
+        "yours (codescent docs own_names)",
     )
     mixture: Mixture | None = auto(
-        "several corpora in place of data.corpus (docs/mixtures.md): tables with a corpus, and perhaps a weight, a "
-        "name, a validation and a text_key; auto: one corpus"
+        "several corpora in place of data.corpus (codescent docs mixtures): tables with a corpus, and perhaps a weight, "
+        "a name, a validation and a text_key; auto: one corpus"
     )
     mixture_temperature: float | None = auto(
         "T of a mixture without weights: the weight of a corpus is the number of its samples, to the power of 1 / T; "
@@ -244,7 +244,7 @@ class Data(Section):
         "response to its prompt, or of the assistant in a conversation (gpt2, llama); mlm: masked tokens (bert, "
         "transformers); qa: where the answer to a question begins and ends (bert); tensors: vectors of the target "
         "(transformer); seq2seq: a line reversed or copied, see data.pairs (transformer); module:NAME: a class of "
-        "yours (docs/own_names.md); auto: the task that fits the corpus or model.kind",
+        "yours (codescent docs own_names); auto: the task that fits the corpus or model.kind",
     )
     template: Text = key(
         "{prompt}{response}", 'text of a prompt and its response (sft), such as "Question: {prompt} Answer: {response}"'
@@ -423,13 +423,15 @@ class Log(Section):
         "effect if the command line or a later file changes the steps. auto: none",
         gt=0,
     )
-    tensorboard: bool = key(True, "write TensorBoard files, where tensorboard is installed")
-    wandb: Text | None = auto("project of Weights & Biases that also gets the metrics (docs/loggers.md); auto: none")
+    tensorboard: bool | None = auto("write TensorBoard files; auto: where tensorboard is installed")
+    wandb: Text | None = auto(
+        "project of Weights & Biases that also gets the metrics (`codescent docs loggers`); auto: none"
+    )
     mlflow: Text | None = auto("experiment of MLflow that also gets the metrics; auto: none")
     trackio: Text | None = auto("project of Trackio that also gets the metrics; auto: none")
     to: Functions | None = auto(
         'Python functions that also get metrics and events, as "module:function", several with commas between '
-        "(docs/loggers.md); auto: none"
+        "(`codescent docs loggers`); auto: none"
     )
 
     @property
@@ -439,7 +441,7 @@ class Log(Section):
 
 
 class Profile(Section):
-    """Which steps torch's profiler records (docs/profile.md). A window is wait + warmup + active steps."""
+    """Which steps torch's profiler records (`codescent docs profile`). A window is wait + warmup + active steps."""
 
     active: int = key(0, "steps of a window that are recorded; 0: no profile", ge=0)
     wait: int = key(5, "steps of a window before the profiler starts", ge=0, only=RECORDS)

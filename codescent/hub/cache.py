@@ -4,38 +4,46 @@ Does not ask a hub: it looks at the cache alone (HF_HUB_CACHE, else HF_HOME/hub)
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 from urllib.parse import urlsplit
 
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
+from codescent.base.extra import library
 from codescent.base.hub_name import HubName, is_hub_name, parse
 from codescent.base.reading import read_text
 from codescent.base.secret import without_user
 from codescent.base.writing import make_parents
 
-try:
-    from huggingface_hub import constants
-
-    urlsplit(constants.ENDPOINT).port  # noqa: B018 - other modules of it look at the port when they are imported
-except ValueError as error:  # it reads its variables when it is imported
-    raise UserError(f"HF_ENDPOINT, or another variable HF_* of the environment, cannot be read: {error}") from error
-
 TOKENIZER_FILE = "tokenizer.json"
+
+
+def settings() -> ModuleType:
+    """What huggingface_hub reads of the environment, when it is imported: HF_HOME and others.
+
+    Raises UserError: it is not installed, or it cannot read a variable.
+    """
+    try:
+        found = library("huggingface_hub.constants", "hf://OWNER/NAME, a name of the hub,", "hub")
+        urlsplit(found.ENDPOINT).port  # noqa: B018 - other modules of it look at the port when they are imported
+    except ValueError as error:
+        raise UserError(f"HF_ENDPOINT, or another variable HF_* of the environment, cannot be read: {error}") from error
+    return found
 
 
 def is_offline() -> bool:
     """Whether the user forbids every request: HF_HUB_OFFLINE=1."""
-    return bool(constants.HF_HUB_OFFLINE)
+    return bool(settings().HF_HUB_OFFLINE)
 
 
 def hub_shown() -> str:
     """The address of the hub, for messages and files: HF_ENDPOINT may have a password."""
-    return without_user(constants.ENDPOINT)
+    return without_user(settings().ENDPOINT)
 
 
 def root() -> Path:
     """The folder of the cache."""
-    return Path(constants.HF_HUB_CACHE)
+    return Path(settings().HF_HUB_CACHE)
 
 
 def folder_of(name: HubName) -> Path:

@@ -247,7 +247,7 @@ def _find(name: str) -> Path:
     names = sorted(one.stem for one in FOLDER.glob("*.toml")) if FOLDER.is_dir() else []
     near = difflib.get_close_matches(name, names, n=1)
     known = f"did you mean {near[0]}?" if near else f"the sites are {', '.join(names)}" if names else (
-        f"write {FOLDER}/NAME.toml (its keys: docs/sites.md), or give the path of a file"
+        f"write {FOLDER}/NAME.toml (its keys: codescent docs sites), or give the path of a file"
     )  # fmt: skip
     raise UserError(f"--site {name}: there is no file {found}; {known}")
 

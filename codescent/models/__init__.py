@@ -42,8 +42,8 @@ SEPARATING = tuple(kind.name for kind in _KINDS.values() if kind.separates)
 READ_CONFIG = tuple(kind.name for kind in _KINDS.values() if "config" in kind.sizes)
 """Kinds whose sizes are those of a config.json."""
 OTHER_MODELS = (
-    'any other language model of transformers trains with model.kind = "transformers" (docs/any_model.md), any other '
-    "module in your own loop (docs/own_module.md)"
+    'any other language model of transformers trains with model.kind = "transformers" (codescent docs any_model), any '
+    "other module in your own loop (codescent docs own_module)"
 )
 """What a refusal of a model says, beside the models that there are."""
 SIZES = tuple(dict.fromkeys(size for kind in _KINDS.values() for size in kind.sizes))

@@ -82,7 +82,7 @@ def build_own(kind: ModelKind, shape: Shape, head_chunk_tokens: int, device: str
     declared = {one.name: one.shape for one in kind.parameters(shape) if any(depth in wanted for depth in one.depths)}
     found = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
     if [*declared.items()] != [*found.items()]:
-        raise UserError(f"{KEY} = {kind.name}: {_difference(declared, found)}: see docs/own_names.md")
+        raise UserError(f"{KEY} = {kind.name}: {_difference(declared, found)}: see codescent docs own_names")
     return module
 
 

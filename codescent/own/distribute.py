@@ -123,7 +123,7 @@ def distribute(
         bucket_bytes: with "ddp", approximate bytes of one all-reduce.
         average_every: with "ddp", for slow networks: each rank trains apart, without communication. After each
             `average_every`-th step of `optimizer` the weights are averaged over the ranks, in place, and so are the
-            buffers ("local SGD"). Optimizer state is each rank's own. See docs/own_module.md.
+            buffers ("local SGD"). Optimizer state is each rank's own. See `codescent docs own_module`.
         outer_optimizer: "none": the weights after a round are the mean. "sgd" or "nesterov": the mean change of a round
             is the gradient of an outer optimizer step ("DiLoCo").
         outer_learning_rate: of the outer optimizer; None: 0.7.

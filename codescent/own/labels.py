@@ -95,7 +95,7 @@ class LabelCounts:
         warn(
             f"codescent: the ranks have unequal numbers of labels: {named}{more}: {condition}the mean of their losses "
             "is not the mean over all labels. Divide the sum of the losses by ranks.mean(labels), where labels is the "
-            'number of labels of this rank: docs/own_module.md, "Unequal numbers of labels"'
+            "number of labels of this rank: codescent docs own_module#unequal-numbers-of-labels"
         )
 
 

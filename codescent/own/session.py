@@ -213,9 +213,9 @@ _ranks: Ranks | None = None
 def init(device: str = "auto", timeout_s: float = 600.0, meet_s: float = MEET_S, listen: str | None = None) -> Ranks:
     """Connect to the other ranks. Call it first. Without a launcher this process is the only rank.
 
-    It reads the launcher's variables (torchrun, srun, mpirun and others: docs/launch.md), chooses the device, and
-    creates the process group. A second call returns the same object. The process group is closed when the process ends.
-    If an exception ends a rank, all ranks print which rank failed.
+    It reads the launcher's variables (torchrun, srun, mpirun and others: `codescent docs launch`), chooses the device,
+    and creates the process group. A second call returns the same object. The process group is closed when the process
+    ends. If an exception ends a rank, all ranks print which rank failed.
 
     Args:
         device: "cpu", "cuda", "xpu", "mps" or "auto". "auto" is the first kind of GPU that the machine has, one device

@@ -76,7 +76,7 @@ def by_rules(config: Config, vocab_size: int | None, ranks: int, devices: Device
         found = trials.first(rule)
         if found is not None:
             if reasons_against := list(without_step(found.plan)):
-                raise UserError(*(f"docs/which.md has no rule: {reason}" for reason in reasons_against))
+                raise UserError(*(f"`codescent docs which` has no rule: {reason}" for reason in reasons_against))
             slow = not facts.is_fast
             other = other_trajectory(config, start, vocab_size, facts) if slow else None
             change, why = change_of(config, found, given), tuple(reasons(facts, rule, found, trials))
@@ -108,7 +108,7 @@ def _row(rule: LayoutRule, found: TriedLayout) -> TableRow:
 def _does_not_fit(start: Config, vocab_size: int | None, facts: RunFacts, trials: RuleTrials) -> str:
     size, usable = facts.devices.memory_bytes, facts.devices.usable_bytes
     said = (
-        f"no layout of docs/which.md fits on {counted(facts.ranks, 'rank')} of {of_bytes(size)}, of which "
+        f"no layout of `codescent docs which` fits on {counted(facts.ranks, 'rank')} of {of_bytes(size)}, of which "
         f"{of_share(FITS)} count ({of_bytes(usable)})"
     )
     if trials.least is not None:

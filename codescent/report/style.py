@@ -8,6 +8,7 @@ import io
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from codescent.base.extra import install
 from codescent.base.visible import visible
 from codescent.plan import Verb
 
@@ -82,8 +83,8 @@ def no_matplotlib(otherwise: str = "") -> str:
             importlib.import_module("matplotlib.figure")  # an installation may be broken
             return ""
     except ImportError as error:
-        return f"a picture needs matplotlib, which cannot be imported ({error}): pip install matplotlib{otherwise}"
-    return f"a picture needs matplotlib: pip install matplotlib{otherwise}"
+        return f"a picture needs matplotlib, which cannot be imported ({error}): {install('plots')}{otherwise}"
+    return f"a picture needs matplotlib: {install('plots')}{otherwise}"
 
 
 def picture_bytes(

@@ -4,7 +4,6 @@ Does not write a metric that metrics.csv lacks. A file that cannot be written ne
 from __future__ import annotations
 
 import errno
-import importlib.util
 import io
 import os
 import socket
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from codescent.base import writing
+from codescent.base.extra import is_installed
 from codescent.base.published import in_words
 
 VERSION = "brain.Event:2"
@@ -27,12 +27,12 @@ class Board:
     TensorBoard's own writer opens its file by name, again and again, and others may put a link there. So the file is
     opened here, once. It stays open if the run folder is renamed.
 
-    Does nothing if not `wanted`, or if tensorboard is not installed. Then `missing` is True.
+    Does nothing if not `wanted`, or if tensorboard is not installed: then `missing` is True.
     """
 
     def __init__(self, folder: Path, first_step: int, *, wanted: bool) -> None:
         self.file: io.FileIO | None = None
-        self.missing = wanted and importlib.util.find_spec("tensorboard") is None
+        self.missing = wanted and not is_installed("tensorboard")
         self.why = ""  # nothing is written, and `write` has not said so yet
         if wanted and not self.missing:
             self._try(lambda: self._open(folder / "tensorboard", first_step))

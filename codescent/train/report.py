@@ -16,6 +16,7 @@ from codescent.base import output
 from codescent.base.agreement import together
 from codescent.base.counted import counted
 from codescent.base.errors import RunFailed, UserError
+from codescent.base.extra import install
 from codescent.base.stopping import TIME_LIMIT
 from codescent.base.time_limit import in_words
 from codescent.config.effects import effective
@@ -80,7 +81,7 @@ class Report:
         peak, self.slow_steps = self.peak * run.plan.devices, SlowSteps()
         number, flops = run.machine["num_threads"], self.flops / run.world.this_rank.world_size
         self.estimate = Estimate(steps - run.first_step, run.first_step, flops, peak, number, log.expected_minutes)
-        self.board = Board(run.path, run.first_step, wanted=log.tensorboard and run.world.is_first)
+        self.board = Board(run.path, run.first_step, wanted=log.tensorboard is not False and run.world.is_first)
         self.loggers, self.corpora = Loggers(loggers, self._logger_failed), corpus_columns(run)
         if run.folder is not None and loggers:
             run.folder.listeners.append(self.loggers.send)
@@ -125,7 +126,7 @@ class Report:
     def _begin_boards(self) -> None:
         """Say that TensorBoard is missing; send the description of the run to the functions of log.to."""
         if self.board.missing:
-            what = "to write them: pip install tensorboard; without this line: log.tensorboard = false"
+            what = f"to write them: {install('tensorboard')}; without this line: log.tensorboard = false"
             self.display.say(f"no TensorBoard files, because tensorboard is not installed; {what}")
         trackers = trackers_of(self.loggers.loggers)
         for logger in self.loggers.loggers:

@@ -4,7 +4,6 @@ Does not decide when they are called or what is said if they fail: loggers.py an
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import io
 import netrc
 import os
@@ -17,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from codescent.base.errors import UserError
+from codescent.base.extra import install, is_installed
 from codescent.base.secret import without_user
 from codescent.config.sections import Log
 from codescent.train.loggers import END, METRICS, START, load
@@ -207,23 +207,20 @@ def _wanted(log: Log) -> list[Tracker]:
 
 
 def find_packages(log: Log) -> None:
-    """Check that the packages of the trackers of [log] are there, without importing them. Raises UserError: with all
-    that are missing."""
-    missing = [one for one in _wanted(log) if not _is_installed(one.package)]
+    """Check that the packages that [log] names are there, without importing them. Raises UserError: with all that are
+    missing."""
+    wanted = {one.package: f'"{one.project}"' for one in _wanted(log)}
+    if log.tensorboard:
+        wanted["tensorboard"] = "true"
+    missing = {package: value for package, value in wanted.items() if not is_installed(package)}
     if missing:
         raise UserError(
             *(
-                f'log.{one.package} = "{one.project}": the package {one.package} is not installed: '
-                f'pip install "codescent[{one.package}]", or leave log.{one.package} out'
-                for one in missing
+                f"log.{package} = {value}: the package {package} is not installed: {install(package)}, or leave "
+                f"log.{package} out"
+                for package, value in missing.items()
             )
         )
-
-
-def _is_installed(package: str) -> bool:
-    """Whether there is such a package. A folder of this name alone is none: wandb writes one where it runs."""
-    found = importlib.util.find_spec(package)
-    return found is not None and found.origin is not None
 
 
 def tracked(log: Log) -> list[Logger]:

@@ -148,5 +148,6 @@ VERBS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = 
         "download weights, tokenizers and corpora of the hub, for machines without internet",
         arguments_run.fetch,
     ),
+    ("docs", "print a page of the documentation, or list the pages", arguments_run.docs),
 )
 """Name, help text and arguments of each subcommand."""

@@ -49,7 +49,7 @@ def plan(verb: argparse.ArgumentParser) -> None:
     balance_help = "FLOPs of a device in the time in which it sends a byte, for --timeline (default 1000)"
     add("--flops-per-byte", type=positive, metavar="N", help=balance_help)
     add = verb.add_argument_group("time and memory on a cluster, predicted").add_argument
-    cluster_help = "machines: a shipped cluster such as h100-sxm, here (that of the devices found), or a file"
+    cluster_help = "machines: a shipped one (h100-sxm), here (the devices found), or a file (codescent docs clusters)"
     add("--cluster", type=text, metavar="NAME|here|FILE", help=cluster_help)
     add("--software", type=text, metavar="NAME", help="whose constants and traits of the file (default codescent)")
     with_help = "what if: another value of the cluster, such as links.between=100GB/s,5us; may be repeated"
@@ -102,6 +102,11 @@ def fetch(verb: argparse.ArgumentParser) -> None:
     fetch_help = "a config: all that it names of the hub; or hf://OWNER/NAME, hf://datasets/OWNER/NAME/PATH"
     config_arguments(verb, meaning=fetch_help)
     verb.add_argument("--dry-run", action="store_true", help="list the files and their sizes, and download none")
+
+
+def docs(verb: argparse.ArgumentParser) -> None:
+    """Add the arguments of `codescent docs`."""
+    verb.add_argument("page", type=text, nargs="?", metavar="PAGE", help="name of a page (default: list all of them)")
 
 
 def data(verb: argparse.ArgumentParser) -> None:

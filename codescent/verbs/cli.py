@@ -44,6 +44,7 @@ VERBS: Mapping[str, str] = {
     "export": "export_run.main",
     "import": "import_folder.main",
     "fetch": "fetch.main",
+    "docs": "docs.main",
 }
 """Subcommand: module in this package and its function. The function takes the arguments and returns the exit code."""
 

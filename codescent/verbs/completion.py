@@ -25,11 +25,17 @@ def complete() -> None:
 
 def parser_with_words() -> argparse.ArgumentParser:
     """The parser; its arguments know which words they can be."""
+    from codescent.base.pages import pages
     from codescent.verbs.argument_words import TARGETS
     from codescent.verbs.arguments import make_parser
 
     top, parsers = make_parser()
-    words: dict[str, Words] = {"overrides": overrides, "to": lambda **_: TARGETS, "cluster": _clusters}
+    words: dict[str, Words] = {
+        "overrides": overrides,
+        "to": lambda **_: TARGETS,
+        "cluster": _clusters,
+        "page": lambda **_: pages(),
+    }
     words |= dict.fromkeys(("config",), _configs) | dict.fromkeys(RUN_FOLDERS, _folders)
     for parser in parsers.values():
         for action in parser._actions:

@@ -13,11 +13,14 @@ from codescent.clusters.link import Link
 from codescent.config.words import toml_value
 from codescent.planner.by_rules import ByRules, Devices
 
-NOT_SIMULATED = "by the rules of docs/which.md: nothing was simulated; --cluster NAME|FILE compares all layouts"
+NOT_SIMULATED = "by the rules of `codescent docs which`: nothing was simulated; --cluster NAME|FILE compares all"
 NO_KEY = "nothing: no key of a layout"
 SIZES = ("memory", "per_host", "link", "flops_per_s", "inside")
 """Options that say what the devices are."""
-NEEDS = "--search: needs --cluster, such as --cluster h100-sxm; or, for the rules of docs/which.md, --memory SIZE{more}"
+NEEDS = (
+    "--search: needs --cluster, such as --cluster h100-sxm; or, for the rules of `codescent docs which`, "
+    "--memory SIZE{more}"
+)
 BETWEEN = ", --link RATE and --flops-per-s N"
 
 

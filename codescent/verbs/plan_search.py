@@ -138,7 +138,7 @@ def _by_rules(arguments: Namespace, loaded: LoadedConfig, devices: Devices) -> i
     else:
         print(columns([*_given_rows(loaded, stay), *rows(found)]))
     if arguments.out is not None:
-        said = f"The layout of {counted(ranks, 'rank')} by the rules of docs/which.md"
+        said = f"The layout of {counted(ranks, 'rank')} by the rules of `codescent docs which`"
         write_layout(arguments, loaded, said, found.change.values)
         warn(f"{arguments.out} is written: this layout on top of {arguments.config}")
     return 0
@@ -243,7 +243,7 @@ def _rows(found: Searched, slower: Sequence[Apart]) -> Rows:
             "other losses",
             [
                 f"{of_seconds(other.price.step_s)} a step, {faster:.3g} times as fast: {method}",
-                f"{layout_words(other.price.plan)}; another trajectory (docs/which.md has measured losses)",
+                f"{layout_words(other.price.plan)}; another trajectory (losses: codescent docs which)",
             ],
         )
 

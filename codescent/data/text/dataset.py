@@ -126,7 +126,9 @@ class Dataset:
         if left_out := [f"{corpus[name]:,} {why}" for name, why in _LEFT_OUT.items() if corpus.get(name)]:
             lines.append(f"records that were left out: {', '.join(left_out)}")
         if forced := self.description.get("forced_cuts"):
-            lines.append(f"{forced} cuts were forced where the text has no white space: see docs/data.md, Cutting")
+            lines.append(
+                f"{forced} cuts were forced where the text has no white space: see codescent docs data#cutting"
+            )
         return lines
 
     @property
