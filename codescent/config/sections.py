@@ -229,8 +229,8 @@ class Data(Section):
         "yours (codescent docs own_names)",
     )
     mixture: Mixture | None = auto(
-        "several corpora in place of data.corpus (codescent docs mixtures): tables with a corpus, and perhaps a weight, "
-        "a name, a validation and a text_key; auto: one corpus"
+        "several corpora in place of data.corpus (codescent docs mixtures): tables with a corpus, and perhaps a "
+        "weight, a name, a validation and a text_key; auto: one corpus"
     )
     mixture_temperature: float | None = auto(
         "T of a mixture without weights: the weight of a corpus is the number of its samples, to the power of 1 / T; "

@@ -219,7 +219,7 @@ def init(device: str = "auto", timeout_s: float = 600.0, meet_s: float = MEET_S,
 
     Args:
         device: "cpu", "cuda", "xpu", "mps" or "auto". "auto" is the first kind of GPU that the machine has, one device
-            for each local rank; else the CPU (docs/devices.md).
+            for each local rank; else the CPU (`codescent docs devices`).
         timeout_s: how long a collective waits for the other ranks.
         meet_s: how long to wait until all ranks are there.
         listen: the network interface at which rank 0 listens, such as "eth0", or "all". None: loopback where all ranks
