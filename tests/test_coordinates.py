@@ -52,14 +52,14 @@ def write(folder: Path, more: str = "", widths: str = "32, 128") -> None:
     "more",
     [
         'model.kind = "gpt2"',
-        'model.kind = "gpt2"\noptimizer.kind = "sgd"\noptimizer.learning_rate = 1.0\noptimizer.max_grad_norm = 0.0',
+        'model.kind = "gpt2"\noptimizer.kind = "sgd"\noptimizer.learning_rate = 0.5\noptimizer.max_grad_norm = 0.0',
         'model.kind = "llama"\noptimizer.kind = "muon"\noptimizer.muon_adjust_lr_fn = "original"',
     ],
     ids=["gpt2, AdamW", "gpt2, SGD", "llama, Muon"],
 )
 def test_activations_grow_without_mup_alone(project: Path, more: str) -> None:
     """Catches: a role without its factor, logits or scores without theirs, a table that mixes both up."""
-    write(project, more)
+    write(project, more, "32, 256")
     done = called(project, "study", "check.toml", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

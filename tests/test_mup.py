@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 from forker import Forker, Runs
 from runs import assert_same, losses, make_project
 
@@ -14,7 +15,12 @@ from codescent import models
 from codescent.base.errors import UserError
 from codescent.build.plan import build
 from codescent.config.load import load
+from codescent.config.sections import Optimizer
+from codescent.operators.attention import attend
+from codescent.operators.block_attention import ScoreTraits
 from codescent.plan import Plan
+from codescent.train.optimize import Optimizer as Optimize
+from codescent.train.optimize import Weight
 
 SIZES = (
     "model.num_layers=2",
@@ -164,6 +170,31 @@ def test_a_head_of_few_outputs_needs_no_factor_on_its_logits() -> None:
     assert of_name["head.weight"].std == 0.02 / 4
     assert of_name["head.bias"].fixed
     assert not of_name["blocks.0.attn.qkv.bias"].fixed
+
+
+@pytest.mark.parametrize(("kind", "factor"), [("adamw", 0.25), ("sgd", 4.0), ("muon", 0.25)])
+def test_a_step_shrinks_every_weight_alike(kind: str, factor: float) -> None:
+    """Catches: a decay that follows the learning rate of its group, a rate that does not follow the factor."""
+    config = Optimizer(kind=kind, learning_rate=0.5, weight_decay=0.1, max_grad_norm=0.0)  # type: ignore[arg-type]
+    decayed = [torch.ones(4, 4) for _ in range(2)]
+    names = ("scaled", factor), ("plain", 1.0)
+    weights = [Weight(name, one, one, True, rate_factor=by) for one, (name, by) in zip(decayed, names, strict=True)]
+    optimizer = Optimize(weights, config)
+    optimizer.step([torch.zeros(4, 4) for _ in weights], 0.5)
+    assert [group["lr"] for group in optimizer.torch.param_groups] == [0.5 * factor, 0.5]
+    for one in decayed:
+        assert torch.allclose(one, torch.full((4, 4), 0.95))
+
+
+def test_scores_with_dropout_have_the_factor() -> None:
+    """Catches: training with dropout, step by step, whose scores are not those of the fused kernels."""
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 3, 5, 8, generator=draw, dtype=torch.float64) for _ in range(3))
+    scores = ScoreTraits(width=32.0)
+    keys = torch.zeros(2, dtype=torch.int64)
+    whole = attend(q, k, v, None, None, 0.0, 0, scores)
+    assert torch.allclose(attend(q, k, v, None, keys, 0.0, 0, scores), whole)
+    assert torch.allclose(whole, (q @ k.transpose(2, 3) / 32**0.5).softmax(-1) @ v)
 
 
 REFUSED = [

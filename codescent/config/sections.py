@@ -192,7 +192,7 @@ class Model(Section):
     )
     mup_base_dim: int | None = auto(
         "hidden_dim of the smaller model whose learning rate this one takes over: mu-P scales initial values, learning "
-        "rates, scores and logits by the width (docs/mup.md); auto: no mu-P",
+        "rates, scores and logits by the width (codescent docs mup); auto: no mu-P",
         ge=1,
     )
     mup_base_head_dim: int | None = auto(

@@ -32,7 +32,7 @@ def plain_shape(shape: Shape) -> Shape:
     return cast(Shape, dataclasses.replace(cast(Any, shape), **dict.fromkeys(KEYS, 0)))
 
 
-class Folded:
+class FoldedWeights:
     """The parameters of a model with mu-P, as those of a model without it that computes the same.
 
     The norm before the head has the factor of the logits: a tied head must not have it. Queries, or the scale of their

@@ -20,7 +20,7 @@ from codescent.base.published import published
 from codescent.base.reading import read_text
 from codescent.base.writing import make_folder
 from codescent.huggingface import kind_of, peft
-from codescent.huggingface.folded import Folded, plain_shape
+from codescent.huggingface.folded import FoldedWeights, plain_shape
 from codescent.huggingface.folder import CONFIG, parts_of
 from codescent.huggingface.kind import Kind
 from codescent.huggingface.rounding import Rounding
@@ -79,7 +79,7 @@ def export_run(
         return _export_adapters(trained, folder, dtype, kind)
     values: Read = Values(trained).box
     if with_mup.mup_base_dim:
-        values = Folded(name, with_mup, values).box
+        values = FoldedWeights(name, with_mup, values).box
     parts = [part for of_one in parts_of(kind, shape).values() for part in of_one]
     zeros = {part.parameter.name for part in parts} - {parameter.name for parameter in trained.declared}
     files = shards(parts, NUMBER_FORMATS[dtype].code, max_shard_bytes)
