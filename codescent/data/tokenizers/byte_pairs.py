@@ -50,9 +50,10 @@ class SameIds:
 
         tiktoken gives up on a long run of white space, for which its regular expression needs more steps than it takes.
         """
+        given = text
         if self.normalizer is not None and not text.isascii():  # ASCII is normal already
             text = self.normalizer.normalize_str(text)
-        if any(token in text for token in self.tokens):
+        if any(token in given or token in text for token in self.tokens):
             return None
         try:
             return self.encoding.encode_to_numpy(text, disallowed_special=())
