@@ -197,6 +197,7 @@ def test_what_is_not_declared_is_not_known() -> None:
     assert not is_known(plan, "cuda")
 
 
+SIZES_OF_MAMBA = {key: value for key, value in SIZES.items() if key != "num_attention_heads"}
 REFUSED: dict[str, tuple[dict[str, dict[str, Any]], int, str]] = {
     "tp": ({"parallel": {"tp": 2}}, 2, r"parallel\.tp = 2: codescent does not know the layers"),
     "pp": ({"parallel": {"pp": 2}}, 2, r"parallel\.pp = 2: codescent does not know the layers"),
@@ -214,6 +215,46 @@ REFUSED: dict[str, tuple[dict[str, dict[str, Any]], int, str]] = {
         {"model": {"config": settings_text({"model_type": "mixtral", **SIZES, "num_local_experts": 4})}},
         1,
         "balance",
+    ),
+    "experts by default": (  # save_pretrained leaves out what is the default of a class
+        {"model": {"config": settings_text({"model_type": "mixtral", **SIZES})}},
+        1,
+        "num_local_experts: a mixture of experts",
+    ),
+    "encoder-decoder by default": (
+        {"model": {"config": settings_text({"model_type": "bart", **SIZES})}, "data": {"task": "mlm"}},
+        1,
+        "is_encoder_decoder: ",
+    ),
+    "an encoder that is to predict": (
+        {"model": {"config": settings_text({"model_type": "roberta", **SIZES})}},
+        1,
+        'is_decoder: not true, so each position sees the later tokens.*data.task = "mlm"',
+    ),
+    "a decoder of masked tokens": (
+        {"model": {"config": config_of("roberta", is_decoder=True)}, "data": {"task": "mlm"}},
+        1,
+        "is_decoder: true, so no position sees the later tokens",
+    ),
+    "attention without a mask": (
+        {"model": {"config": settings_text({"model_type": "bert-generation", **SIZES})}},
+        1,
+        "each position sees the later tokens, which it is to predict",
+    ),
+    "sizes that do not fit": (
+        {"model": {"config": settings_text({"model_type": "mistral", **SIZES, "num_key_value_heads": 3})}},
+        1,
+        r"sizes in config\.json do not fit each other",
+    ),
+    "layers that differ": (
+        {"model": {"config": settings_text({"model_type": "gemma4_text", **SIZES})}},
+        1,
+        "head_dim: its layers differ in it",
+    ),
+    "a reason in the second line": (
+        {"model": {"config": settings_text({"model_type": "mamba2", **SIZES})}},
+        1,
+        "transformers refuses it: .*hidden_size",
     ),
     "shared blocks": (
         {"model": {"config": settings_text({"model_type": "albert", **SIZES})}, "data": {"task": "mlm"}},
@@ -238,6 +279,32 @@ def test_refused(case: str) -> None:
     with pytest.raises(UserError) as error:
         plan_of("opt", ranks, **more)
     assert any(re.search(message, problem) for problem in error.value.problems), error.value.problems
+
+
+def test_no_traceback_of_torch_is_printed(caplog: pytest.LogCaptureFixture) -> None:
+    """A refusal of one line below fifty lines of torch's log."""
+    with pytest.raises(UserError):
+        plan_of("opt", model={"config": settings_text({"model_type": "mistral", **SIZES, "num_key_value_heads": 3})})
+    assert caplog.text == ""
+
+
+def test_an_encoder_with_a_mask_predicts_the_next_token() -> None:
+    """A refusal of BERT whatever its config says."""
+    plan = plan_of("roberta", data={"task": "lm"}, model={"config": config_of("roberta", is_decoder=True)})
+    assert plan.model.num_layers == 2
+
+
+@pytest.mark.parametrize(
+    ("experts", "several"), [(4, True), ([1, 4], True), (1, False), ([1, 1], False), (None, False), ("4", False)]
+)
+def test_experts_are_one_number_or_one_of_each_layer(experts: object, several: bool) -> None:
+    """A traceback where a config has a list."""
+    assert library._several(experts) is several
+
+
+def test_a_model_without_attention_has_no_flops_of_attention() -> None:
+    """An MFU above what the model computes."""
+    assert library.sizes_of(settings_text({"model_type": "mamba", **SIZES_OF_MAMBA}))["head_dim"] == 0
 
 
 def test_a_library_that_is_not_there_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
