@@ -136,7 +136,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ("optimizer.schedule=mine:Hall", "mine.py has no class Hall; did you mean mine:Half?"),
         ("optimizer.schedule=mine:halved", "mine.py: must be a subclass of codescent.RateSchedule, and is a function"),
         ("optimizer.schedule=mine:Other", "must be a subclass of codescent.RateSchedule, and is a class without it ("),
-        ("optimizer.schedule=mine:Bare", "mine.py: must define rate: see docs/own_names.md"),
+        ("optimizer.schedule=mine:Bare", "mine.py: must define rate: see codescent docs own_names"),
         ("optimizer.schedule=mine:Argument", "making it without arguments raised TypeError: "),
         ("optimizer.schedule=mine:Below", "mine:Below: rate of step 2 is -1.0; must be a number >= 0"),
         ("optimizer.schedule=mine:Refuses", "optimizer.warmup_steps: must be 7"),
@@ -204,6 +204,34 @@ def test_a_module_is_found_beside_the_config_and_beside_its_base(
     (project / "base.toml").write_text(text)
     config = load("top.toml").config
     assert own_code(config)["optimizer.schedule"]["files"] == [str(project / "mine.py")]
+
+
+MIXED = """
+[[data.mixture]]
+corpus = "texts:Two"
+weight = 1
+[[data.mixture]]
+corpus = "corpus.txt"
+validation = "texts:Counts"
+weight = 1
+"""
+
+
+def test_corpora_of_a_mixture_are_code_of_the_run_too(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else ranks with other code, and a resume with other code, would say nothing; their folder would not be searched,
+    least of all with a value of the mixture on the command line."""
+    elsewhere = project / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    base = (project / "run.toml").read_text().replace('corpus = "corpus.txt"\n', "") + MIXED
+    (project / "base.toml").write_text(base)
+    (elsewhere / "top.toml").write_text('base = "../base.toml"\n')
+    config = load("top.toml", ["data.mixture.corpus.weight=2"]).config
+    assert {key: code["name"] for key, code in own_code(config).items()} == {
+        "data.mixture.texts-Two.corpus": "texts:Two",
+        "data.mixture.corpus.validation": "texts:Counts",
+    }
+    assert "the code of data.mixture.texts-Two.corpus = texts:Two" in code_facts(config)
 
 
 def test_the_hash_changes_with_the_file_and_with_that_of_a_base_class(project: Path) -> None:

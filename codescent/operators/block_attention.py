@@ -63,7 +63,6 @@ class BlockAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    @staticmethod
     def forward(
         ctx: Any, qkv_BTGEK: Tensor, recompute: bool, scores: ScoreTraits, begins_BT: Tensor | None = None
     ) -> Tensor:
