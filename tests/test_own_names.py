@@ -38,6 +38,16 @@ class Bare(RateSchedule):
 class Argument(Half):
     def __init__(self, a):
         pass
+class Word(Half):
+    reads = "min_learning_rate"
+class Number(RateSchedule):
+    rate = 0.1
+class ReturnsNothing(Half):
+    def refuse(self, optimizer, num_steps):
+        return None
+class RefusesWord(Half):
+    def refuse(self, optimizer, num_steps):
+        yield "must be 7"
 class Other:
     pass
 def halved(at):
@@ -111,6 +121,15 @@ class Numbers(Documents):
         yield 3
 class Files(Two):
     files = ("absent.txt",)
+class Away(Two):
+    def version(self):
+        raise OSError("the database is away")
+class Ends(Documents):
+    def read(self):
+        yield "text"
+        raise SystemExit(3)
+class File(Two):
+    files = "absent.txt"
 class Text(Documents):
     def read(self):
         return "text"
@@ -141,6 +160,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ("optimizer.schedule=mine:Below", "mine:Below: rate of step 2 is -1.0; must be a number >= 0"),
         ("optimizer.schedule=mine:Refuses", "optimizer.warmup_steps: must be 7"),
         ("optimizer.schedule=mine:Raises", "optimizer.schedule = mine:Raises: raised KeyError: 2 ("),
+        ("optimizer.schedule=mine:Word", "mine:Word: reads = 'min_learning_rate': must be a tuple of texts"),
+        ("optimizer.schedule=mine:Number", "mine:Number: rate is a float: must be a method"),
+        ("optimizer.schedule=mine:ReturnsNothing", "refuse returns a NoneType; must be an iterator"),
+        ("optimizer.schedule=mine:RefusesWord", "refuse gives 'must be 7'; must be the keys and the problem"),
         ("optimizer.schedule=mine.py:Half", 'must be "module:NAME": write "mine:Half", without .py'),
         ("optimizer.schedule=mine:a:b", 'given "mine:a:b"; must be "module:NAME"'),
         ("optimizer.schedule=cosin", '"constant-cooldown" or "module:NAME"; did you mean "cosine"?'),
@@ -323,6 +346,9 @@ def test_documents_become_tokens_and_are_prepared_again_if_the_code_changes(
         ("Numbers", "document 0 is a int; must be a str"),
         ("Files", "files names absent.txt: No such file or directory"),
         ("Text", "read returns a str; must be an iterator of str"),
+        ("File", "files = 'absent.txt': must be a tuple of texts"),
+        ("Away", "raised OSError: the database is away ("),
+        ("Ends", "raised SystemExit: 3 ("),
     ],
 )
 def test_documents_that_are_none_are_refused(
