@@ -67,7 +67,6 @@ class BlockAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    @staticmethod
     def forward(
         ctx: Any, qkv_BTGEK: Tensor, recompute: bool, scores: ScoreTraits, begins_BT: Tensor | None = None
     ) -> Tensor:
