@@ -4,6 +4,7 @@ Does not observe or train it (observed.py, module.py). No other file imports tra
 from __future__ import annotations
 
 import difflib
+import importlib
 import json
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -182,6 +183,22 @@ def _constant(parameter: nn.Parameter) -> float | None:
         return None
     values = parameter.detach().flatten()
     return float(values[0]) if bool((values == values[0]).all()) else None
+
+
+def stored_names(net: nn.Module) -> dict[str, str]:
+    """The name of each tensor of a model in a folder, by its name in the model: `save_pretrained` renames some.
+
+    Raises UserError: a folder has tensors that it joins or divides.
+    """
+    alone = {name: torch.empty_like(one, device="meta") for name, one in net.named_parameters(remove_duplicate=False)}
+    conversion = importlib.import_module(f"{EXTRA}.core_model_loading")
+    names = {id(one): name for name, one in conversion.revert_weight_conversion(net, dict(alone)).items()}
+    if other := [name for name, one in alone.items() if id(one) not in names]:
+        raise UserError(
+            f"{', '.join(other[:4])}{', …' * (len(other) > 4)}: a folder of transformers has these tensors joined or "
+            "divided, which codescent does not read"
+        )
+    return {name: names[id(one)] for name, one in alone.items()}
 
 
 def logits_of(net: nn.Module, tokens_BT: torch.Tensor) -> torch.Tensor:

@@ -47,6 +47,7 @@ class Observed:
         layers: the name of its list of blocks.
         parameters: every parameter, by our name, in the order of the module of this kind.
         theirs: the name of each parameter in transformers, by our name.
+        stored: the name of each tensor in a folder, by its name in transformers.
         tied: names in transformers of tied tensors, each with the tensor that it repeats.
         direct: the logits are the output of the head, a linear layer, as it is.
         unlike: parameters whose initial values are neither normal nor one number, as transformers makes them.
@@ -58,6 +59,7 @@ class Observed:
     layers: str
     parameters: tuple[Parameter, ...]
     theirs: Mapping[str, str]
+    stored: Mapping[str, str]
     tied: Mapping[str, str]
     direct: bool
     unlike: tuple[str, ...]
@@ -81,7 +83,7 @@ def observe(text: str, head: str, layers: int) -> Observed:
     values = {name: writes.initial(parameter) for name, _, _, parameter in named}
     if scalars := [name for name, _, _, parameter in named if not parameter.dim()]:
         raise UserError(f"{', '.join(scalars[:4])}: a parameter without dims, which cannot be sharded")
-    tied = hold_once_(net)
+    stored, tied = library.stored_names(net), hold_once_(net)
     with _Causal() if head == "causal" else nullcontext():
         seen = watched(net, blocks, min(_TOKENS, positions or _TOKENS))
     if unread := [name for name, parameter in net.named_parameters() if parameter.grad is None]:
@@ -108,6 +110,7 @@ def observe(text: str, head: str, layers: int) -> Observed:
         layers=blocks,
         parameters=tuple(found[name] for name in order),
         theirs={our_name(name, blocks): name for name, *_ in named if name not in tied},
+        stored=stored,
         tied=tied,
         direct=seen.direct,
         unlike=tuple(name for name, value in values.items() if value is None and name not in tied),
