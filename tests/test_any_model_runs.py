@@ -74,7 +74,7 @@ def test_losses_are_those_of_one_rank(name: str, project: Path, forker: Forker) 
         if layout == "average":  # its norm is that of each rank alone
             assert losses(found) == pytest.approx(losses(plain), rel=1e-9)
         else:
-            assert_same(found, whole, 1e-9)
+            assert_same(found, whole, 1e-9 if name != "gemma2" else 1e-6)  # its norms compute in fp32, always
 
 
 @pytest.mark.slow
