@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self, cast
 from codescent.base.errors import UserError
 from codescent.models.heads import Heads
 from codescent.models.lora.declare import adapted, adapted_saved
+from codescent.models.mup import KEYS as MUP_KEYS
 from codescent.models.mup import SAME, Growth
 from codescent.operators.saved_tensors import ForwardPass
 from codescent.plan.activations import SavedTensor
@@ -81,8 +82,9 @@ class Shape:
         return cls(**sizes)
 
     def facts(self) -> dict[str, Any]:
-        """The fields as a plan has them; `of` builds the shape from them."""
-        return dataclasses.asdict(cast(Any, self))
+        """The fields as a plan has them, without those of mu-P if there is none; `of` builds the shape from them."""
+        found = dataclasses.asdict(cast(Any, self))
+        return {name: value for name, value in found.items() if value or name not in MUP_KEYS}
 
     @property
     def head_dim(self) -> int:
