@@ -241,8 +241,7 @@ weight = 1
 
 
 def test_corpora_of_a_mixture_are_code_of_the_run_too(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else ranks with other code, and a resume with other code, would say nothing; their folder would not be searched,
-    least of all with a value of the mixture on the command line."""
+    """Catches: other code on some ranks, or at a resume, of which nothing is said; a folder that is not searched."""
     elsewhere = project / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)

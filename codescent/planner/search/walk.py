@@ -97,7 +97,7 @@ def walk(
         fits: whether the messages of each depth take no longer than it computes.
         exact: whether `computed` has all messages of layers; else more may be waited for.
     """
-    opens, follows, before, after, closes, aside, slows, copies = sent
+    opens, follows, before, after, closes, aside, _, copies = sent
     within_s, contention = computed.within_s, software.contention
     device_s = computed.device_s + copies.least_s
     alone_s = computed.device_s + within_s + max(copies.least_s, computed.host_s + computed.beside_s)
@@ -108,13 +108,7 @@ def walk(
     first_s, last_s = _most_s(begins, copies.begins_s, contention), _most_s(ends, copies.ends_s, contention)
     opening_s = max(opens) + (max(0.0, max(follows) - first_s) if exact else 0.0)
     opened_s = max(opens) + max(follows) if fits else sum(before)
-    hidden_s = max(
-        0.0,
-        *(
-            before[at] - opens[at] - follows[at] + slows * (after[at] - closes[at] - aside[at])
-            for at in range(len(before))
-        ),
-    )
+    hidden_s = _hidden_s(sent)
     if fits:
         taken_s = (contention - 1.0) * hidden_s
     else:
@@ -141,6 +135,15 @@ def walk(
     shorter_s = min(computed.beside_s + sum(longer), slower_s)
     most_s += opened_s + sum(longer) if exact else math.inf
     return Walked(opening_s, opened_s, shorter_s, least_s, most_s, left_s, all_s)
+
+
+def _hidden_s(sent: PassMessages) -> float:
+    """Of one link, the busiest: for how long it sends while depths compute."""
+    opens, follows, before, after, closes, aside, slows, _ = sent
+    each_s = (
+        before[at] - opens[at] - follows[at] + slows * (after[at] - closes[at] - aside[at]) for at in range(len(before))
+    )
+    return max(0.0, *each_s)
 
 
 def _most_s(one: PassTime, copied_s: float, contention: float) -> float:
