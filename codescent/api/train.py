@@ -1,0 +1,84 @@
+"""In: a config and other values of its keys. Out: a trained run. This process is the one rank, or starts the ranks.
+Does not contain the loop (train/loop.py does) and starts no rank itself (verbs/train.py and launch/ do)."""
+
+from __future__ import annotations
+
+import os
+import signal
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from codescent.api.process import as_before
+from codescent.api.run import Run
+from codescent.api.words import ConfigGiven, arguments_of
+from codescent.base.errors import RunFailed, UserError
+from codescent.base.own_names import in_a_sentence
+from codescent.base.stopping import LATER
+from codescent.launch.environment import read
+from codescent.preflight import run_folder
+from codescent.verbs import train as verb
+from codescent.verbs.resume import config_of
+
+WRONG_INPUT, INTERRUPTED = 2, 128 + signal.SIGINT
+
+
+def train(config: ConfigGiven = None, *, resume: bool = False, **overrides: Mapping[str, Any]) -> Run:
+    """Train as `codescent train` does, and return the run.
+
+    One rank trains in this process; several (`parallel={"ranks": 4}`) are processes of this machine. What is printed
+    is the same. Afterwards signals, the environment and the settings of torch are as before, so a program may call this
+    as often as it likes. A Ctrl-C saves, and the run is returned with the state "stopped".
+
+    Args:
+        config: the name of a shipped config or a TOML file; or its sections as a dict, with "base" for a config below
+            it; None: the default job.
+        resume: continue the run if it has begun, else begin it, as --resume=auto does.
+        overrides: a dict for each section, such as `train={"num_steps": 20}, run={"name": "first"}`. They win over
+            the config. None is "auto".
+
+    Returns:
+        The run in its folder.
+
+    Raises:
+        UserError: the input is wrong; `problems` has a sentence for each problem. Nothing has begun.
+        RunFailed: a UserError, too: the run cannot continue, such as with losses that are not finite.
+        SystemExit: the process was asked to end by another signal than Ctrl-C, or its job's time is over. The run is
+            saved. The code is that of the command: 143 after SIGTERM, 75 after SIGUSR1.
+    """
+    with arguments_of("train", config, overrides) as arguments:
+        arguments.resume = None if resume else False
+        return trained(arguments)
+
+
+def resumed(run: Path, overrides: Mapping[str, Any]) -> Run:
+    """Continue the run in a folder; see `train`."""
+    with arguments_of("train", run, overrides) as arguments:
+        arguments.resume = True
+        return trained(arguments)
+
+
+def trained(arguments: Namespace) -> Run:
+    """Do the command with these arguments in this process. Raises what `train` raises."""
+    if (rank := read(os.environ)) is not None and rank.world_size > 1:
+        raise UserError(
+            f"codescent.train: {rank.launcher} has started this process as rank {rank.rank} of {rank.world_size}; give "
+            "the launcher the command `codescent train CONFIG`, or call codescent.train in one process, which starts "
+            'ranks: parallel={"ranks": N}'
+        )
+    config = config_of(arguments).config
+    folder = run_folder(config)
+    with as_before(computes=config.parallel.ranks == 1), in_a_sentence():
+        code = verb.main(arguments)
+    if code not in (0, INTERRUPTED):
+        _refuse(code, folder)
+    return Run(folder)
+
+
+def _refuse(code: int, folder: Path) -> None:
+    """Raise what an exit code of the command means. Ranks that are processes of their own have printed their error."""
+    if code >= 128 or code == LATER:
+        raise SystemExit(code)
+    why = Run(folder).why if (folder / "events.jsonl").is_file() else ""
+    raise (UserError if code == WRONG_INPUT else RunFailed)(why or f"{folder}: a rank has refused the run, see above")
