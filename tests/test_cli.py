@@ -247,7 +247,7 @@ def test_an_option_given_twice_is_refused(capsys: pytest.CaptureFixture[str]) ->
                 with pytest.raises(SystemExit) as ended:
                     parse([verb, *[action.option_strings[0], *value] * 2, "a", "b"])
                 assert ended.value.code == 2
-                assert f"error: {action.option_strings[0]}: given twice; give it once" in capsys.readouterr().err
+                assert f"error: {'/'.join(action.option_strings)}: given twice; give it once" in capsys.readouterr().err
                 tried += 1
     assert tried > 40
     assert parse(["sample", "a", "--prompt", "b", "--prompt", "c"]).prompts == ["b", "c"]

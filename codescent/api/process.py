@@ -4,12 +4,14 @@ Does not undo what a command writes, and keeps what Python has imported."""
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from codescent.base import cause, early
+from codescent.base.messages import LEVEL, LEVELS, LOGGER
 from codescent.base.stopping import SAVING, STOPPING
 from codescent.launch.spin import with_short_spin
 
@@ -23,6 +25,8 @@ def as_before(*, computes: bool) -> Iterator[None]:
     with ExitStack() as stack:
         stack.callback(_restore_environment, dict(os.environ))
         os.environ.update(with_short_spin(os.environ))  # before torch is imported, and for the ranks
+        if LOGGER.level in LEVELS.values():  # ranks that are processes of their own log from the same level on
+            os.environ[LEVEL] = logging.getLevelName(LOGGER.level)
         stack.callback(cause.forget)
         stack.callback(early.forget)
         _keep_signals(stack)

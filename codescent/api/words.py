@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import tomli_w
 
+from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.config.load import COMMAND_LINE
 from codescent.config.sections import SECTIONS
@@ -38,7 +39,7 @@ def arguments_of(verb: str, config: ConfigGiven, overrides: Mapping[str, Any]) -
     """
     words = override_words(overrides)
     arguments = parse([verb, DEFAULT_JOB])
-    del arguments.verb
+    del arguments.verb, arguments.log_level
     arguments.overrides = words
     if not isinstance(config, Mapping):
         arguments.config = DEFAULT_JOB if config is None else os.fspath(config)
@@ -48,7 +49,7 @@ def arguments_of(verb: str, config: ConfigGiven, overrides: Mapping[str, Any]) -
     text = _toml(config)
     with tempfile.TemporaryDirectory(prefix="codescent-") as folder:
         file = Path(folder) / FILE
-        file.write_text(text, encoding="utf-8")
+        replace_file(file, text)
         arguments.config = str(file)
         with _named_as_given({str(file): DICT}):
             yield arguments

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
+from codescent.base.messages import detail
 from codescent.base.own_names import add_folders
 from codescent.base.reading import read_text
 from codescent.config import effects
@@ -196,6 +197,7 @@ def _read_chain(path: Path | str, problems: list[_Problem]) -> list[dict[str, Gi
             if file.resolve() in seen:
                 raise UserError(f"{file} is its own base: {' -> '.join([*seen.values(), str(file)])}")
             seen[file.resolve()] = str(file)
+            detail(f"config: {file}")
             table, lines = read_toml(file)
         except UserError as error:
             problems += [_Problem(origin, key, text) for text in error.problems]

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from codescent.base.early import first_signal
 from codescent.base.errors import UserError
+from codescent.base.messages import detail
 from codescent.base.output import new_line, warn
 from codescent.base.progress import ENDED, PROGRESS_FD, Pages, shared_memory
 from codescent.base.stopping import EXIT_FILE, SAVING, STOPPING, exit_code_of, reported
@@ -199,6 +200,7 @@ class _Ranks:
                 raise UserError(f"cannot start rank {rank} of {self._num_ranks}: {error.strerror}") from error
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        detail(f"rank {rank} is process {self._processes[rank].pid}, its log {self._log(rank)}")
 
     @property
     def stopped(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from codescent.base.errors import UserError
-from codescent.base.output import warn
+from codescent.base.output import note, warn
 from codescent.clusters.cluster import Cluster
 from codescent.config.decided import with_device
 from codescent.config.load import LoadedConfig
@@ -45,7 +45,7 @@ def main(arguments: Namespace) -> int:
     if arguments.operators:
         _print_operators(found.plan, found.config, found.price)
     if found.drawn is not None:
-        warn(found.drawn)  # to standard error: what --json prints stays JSON
+        note(found.drawn)  # to standard error: what --json prints stays JSON
     return 0
 
 

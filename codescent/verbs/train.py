@@ -19,7 +19,7 @@ from codescent.base.cores import refuse_more_ranks
 from codescent.base.early import StopAsked, hand_on, listen, may_be_ended, may_end, raise_if_signalled
 from codescent.base.errors import UserError
 from codescent.base.loopback import refuse_without_loopback
-from codescent.base.output import new_failures, say, warn
+from codescent.base.output import new_failures, progress, say, warn
 from codescent.base.parent import end_with_command, handed_on
 from codescent.base.rank import Rank
 from codescent.base.stopping import LATER, SAVING, reported
@@ -174,7 +174,7 @@ def introduce(config: Config, *, resume: bool) -> None:
     request, folder = task_request(config), run_folder(config)
     corpora = ", ".join(one.data.corpus for one in request.corpora.values()) or request.data.corpus
     prepared = f"prepared data: {request.data.folder}"
-    say([f"run     {folder}{' continues' if resume else ''}", f"data    {corpora}; {prepared}"])
+    progress([f"run     {folder}{' continues' if resume else ''}", f"data    {corpora}; {prepared}"])
     sys.stdout.flush()
 
 
@@ -253,7 +253,9 @@ def _train(config: Config, rank: Rank, found: Sequence[str], *, resume: bool) ->
         best = ["--best"] if outcome.suggests_best else []
         more = f"; more text: {command('sample', folder, *best)}" if writes else ""
         files = f"checkpoints){more}" if is_saved else "no checkpoint: checkpoint.last = false)"
-        say([_LOST[event["kind"]].format(**event) for event in run.read_events()[before:] if event["kind"] in _LOST])
+        progress(
+            [_LOST[event["kind"]].format(**event) for event in run.read_events()[before:] if event["kind"] in _LOST]
+        )
         say(["", f"The run is in {folder} (metrics.csv, plan.json, {files}"])
     if not rank.rank:
         _record_lost(folder, 0)
