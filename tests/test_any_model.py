@@ -12,14 +12,14 @@ import torch
 import torch.nn.functional as F
 from any_models import GROUPED, MODELS, SIZES, config_of, sections
 from forker import Forker
+from kept_ranks import plan_of as kept_plan
 from runs import make_project, refused
-from test_activations import check
 
 from codescent import models
 from codescent.base.errors import UserError
 from codescent.build import build
 from codescent.config.sections import Config
-from codescent.cost.activations import is_known
+from codescent.cost.activations import bytes_by_chunk, is_known
 from codescent.models.initialize import initialize_
 from codescent.models.llama.declare import LlamaShape
 from codescent.models.transformers import library
@@ -27,6 +27,7 @@ from codescent.models.transformers.declare import observed, settings_text
 from codescent.models.transformers.module import Transformers
 from codescent.models.transformers.observed import forward_flops
 from codescent.plan import Lora, Plan, Role
+from codescent.plan.activations import CPU
 from codescent.plan.objective import Objective
 
 HEAD_OF = {"lm": "causal", "mlm": "mlm"}
@@ -166,12 +167,20 @@ CASES = {
 }
 
 
+NEAR = 0.08
+"""What real tensors keep differs by at most this from what fake ones show: kernels of attention choose by sizes."""
+
+
 def check_kept(case: str, forker: Forker, folder: Path) -> None:
-    """What fake tensors show is what real ones do, byte by byte."""
+    """What fake tensors show is about what real ones do."""
     more = {key: value for key, value in CASES[case].items() if key != "name"}
     config = sections(CASES[case]["name"], **more)
     ranks = config.get("parallel", {}).get("dp_shard", 1)
-    check(forker, folder, {case: {"config": config, "world_size": ranks, "ranks": [ranks - 1]}})
+    cases = {case: {"config": config, "world_size": ranks, "ranks": [ranks - 1]}}
+    (found,) = forker.call("kept_ranks:on_fake_ranks", folder, cases=cases)
+    kept = found[case][str(ranks - 1)]
+    declared = bytes_by_chunk(kept_plan(cases[case]), 0, CPU, ranks - 1)
+    assert kept["chunks"] == pytest.approx(declared, rel=NEAR)
 
 
 def test_a_rank_keeps_what_is_observed(forker: Forker, tmp_path: Path) -> None:
@@ -197,6 +206,7 @@ def test_what_is_not_declared_is_not_known() -> None:
     assert not is_known(plan, "cuda")
 
 
+SIZES_OF_MAMBA = {key: value for key, value in SIZES.items() if key != "num_attention_heads"}
 REFUSED: dict[str, tuple[dict[str, dict[str, Any]], int, str]] = {
     "tp": ({"parallel": {"tp": 2}}, 2, r"parallel\.tp = 2: codescent does not know the layers"),
     "pp": ({"parallel": {"pp": 2}}, 2, r"parallel\.pp = 2: codescent does not know the layers"),
@@ -214,6 +224,46 @@ REFUSED: dict[str, tuple[dict[str, dict[str, Any]], int, str]] = {
         {"model": {"config": settings_text({"model_type": "mixtral", **SIZES, "num_local_experts": 4})}},
         1,
         "balance",
+    ),
+    "experts by default": (  # save_pretrained leaves out what is the default of a class
+        {"model": {"config": settings_text({"model_type": "mixtral", **SIZES})}},
+        1,
+        "num_local_experts: a mixture of experts",
+    ),
+    "encoder-decoder by default": (
+        {"model": {"config": settings_text({"model_type": "bart", **SIZES})}, "data": {"task": "mlm"}},
+        1,
+        "is_encoder_decoder: ",
+    ),
+    "an encoder that is to predict": (
+        {"model": {"config": settings_text({"model_type": "roberta", **SIZES})}},
+        1,
+        'is_decoder: not true, so each position sees the later tokens.*data.task = "mlm"',
+    ),
+    "a decoder of masked tokens": (
+        {"model": {"config": config_of("roberta", is_decoder=True)}, "data": {"task": "mlm"}},
+        1,
+        "is_decoder: true, so no position sees the later tokens",
+    ),
+    "attention without a mask": (
+        {"model": {"config": settings_text({"model_type": "bert-generation", **SIZES})}},
+        1,
+        "each position sees the later tokens, which it is to predict",
+    ),
+    "sizes that do not fit": (
+        {"model": {"config": settings_text({"model_type": "mistral", **SIZES, "num_key_value_heads": 3})}},
+        1,
+        r"sizes in config\.json do not fit each other",
+    ),
+    "layers that differ": (
+        {"model": {"config": settings_text({"model_type": "gemma4_text", **SIZES})}},
+        1,
+        "head_dim: its layers differ in it",
+    ),
+    "a reason in the second line": (
+        {"model": {"config": settings_text({"model_type": "mamba2", **SIZES})}},
+        1,
+        "transformers refuses it: .*hidden_size",
     ),
     "shared blocks": (
         {"model": {"config": settings_text({"model_type": "albert", **SIZES})}, "data": {"task": "mlm"}},
@@ -238,6 +288,32 @@ def test_refused(case: str) -> None:
     with pytest.raises(UserError) as error:
         plan_of("opt", ranks, **more)
     assert any(re.search(message, problem) for problem in error.value.problems), error.value.problems
+
+
+def test_no_traceback_of_torch_is_printed(caplog: pytest.LogCaptureFixture) -> None:
+    """A refusal of one line below fifty lines of torch's log."""
+    with pytest.raises(UserError):
+        plan_of("opt", model={"config": settings_text({"model_type": "mistral", **SIZES, "num_key_value_heads": 3})})
+    assert caplog.text == ""
+
+
+def test_an_encoder_with_a_mask_predicts_the_next_token() -> None:
+    """A refusal of BERT whatever its config says."""
+    plan = plan_of("roberta", data={"task": "lm"}, model={"config": config_of("roberta", is_decoder=True)})
+    assert plan.model.num_layers == 2
+
+
+@pytest.mark.parametrize(
+    ("experts", "several"), [(4, True), ([1, 4], True), (1, False), ([1, 1], False), (None, False), ("4", False)]
+)
+def test_experts_are_one_number_or_one_of_each_layer(experts: object, several: bool) -> None:
+    """A traceback where a config has a list."""
+    assert library._several(experts) is several
+
+
+def test_a_model_without_attention_has_no_flops_of_attention() -> None:
+    """An MFU above what the model computes."""
+    assert library.sizes_of(settings_text({"model_type": "mamba", **SIZES_OF_MAMBA}))["head_dim"] == 0
 
 
 def test_a_library_that_is_not_there_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ def test_a_config_is_a_file(project: Path) -> None:
 @pytest.mark.parametrize("name", ["gpt_neox", "opt", "gemma2"])
 def test_losses_are_those_of_one_rank(name: str, project: Path, forker: Forker) -> None:
     """A tie or a unit that a strategy breaks, a gradient that is not summed, weights that differ between ranks."""
-    sgd = ("optimizer.kind=sgd",)
+    sgd = ("optimizer.kind=sgd", "optimizer.max_grad_norm=0")
     whole = forker.train(project, f"{name}-one", 1, *words(name))
     plain = forker.train(project, f"{name}-sgd", 1, *words(name), *sgd)
     for layout, (ranks, keys) in LAYOUTS.items():
@@ -74,7 +74,7 @@ def test_losses_are_those_of_one_rank(name: str, project: Path, forker: Forker) 
         if layout == "average":  # its norm is that of each rank alone
             assert losses(found) == pytest.approx(losses(plain), rel=1e-9)
         else:
-            assert_same(found, whole, 1e-9)
+            assert_same(found, whole, 1e-9 if name != "gemma2" else 1e-6)  # its norms compute in fp32, always
 
 
 @pytest.mark.slow

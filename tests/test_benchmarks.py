@@ -41,6 +41,7 @@ SCRIPTS = (
     "startup",
     "pipeline",
     "data_formats",
+    "tokenizing",
     "lora",
     "alike",
     "all_reduce",
@@ -323,6 +324,20 @@ def test_formats_are_read_beside_a_step(tmp_path: Path) -> None:
     refused = script("data_formats", "model.hidden_dim=15", timeout_s=60)
     assert refused.returncode == 2
     assert "num_heads" in refused.stderr
+
+
+def test_ids_of_tiktoken_and_of_the_library_are_compared(tmp_path: Path, data_dir: Path) -> None:
+    """Catches: a benchmark of other ids; none of its times is asserted."""
+    text = tmp_path / "text.txt"
+    text.write_text("many workers, one descent\n" * 100)
+    few = ("--rounds", "1", "--threads", "1", "--json", str(tmp_path / "found.json"))
+    done = script("tokenizing", str(text), *few, CODESCENT_DATA_DIR=str(data_dir))
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "found.json").read_text())
+    assert [(found["tokenizer"], found["threads"]) for found in result["tokenizers"]] == [
+        ("codescent", 1),
+        ("tokenizers", 1),
+    ]
 
 
 def test_table_aligns_its_columns() -> None:

@@ -207,11 +207,12 @@ def test_too_few_steps_have_no_interval(project: Path, write: Writer) -> None:
 
 
 def test_what_differs_is_listed_by_group(project: Path, write: Writer) -> None:
-    a = write(environment={"torch": "2.13", "cores": 2, "load": 1.0})
+    codes = [{"model.kind": {"name": "mine:KIND", "sha256": sha256}} for sha256 in ("a1", "b2")]
+    a = write(environment={"torch": "2.13", "cores": 2, "load": 1.0, "own_code": codes[0]})
     b = write(
         "train.z_loss=0.1",
         "parallel.recompute='full'",
-        environment={"torch": "2.14", "cores": 4, "peak_flops_per_s": 2e11, "load": 3.0},
+        environment={"torch": "2.14", "cores": 4, "peak_flops_per_s": 2e11, "load": 3.0, "own_code": codes[1]},
         memory_bytes=2**29,
     )
     _, lines, _ = compare(project, a, b)
@@ -220,6 +221,7 @@ def test_what_differs_is_listed_by_group(project: Path, write: Writer) -> None:
         "config    train.z_loss  0.0 | 0.1",
         "layout    parallel.recompute  none | full",
         "software  torch  2.13 | 2.14",
+        "code of model.kind  a1 | b2",
         "hardware  cores  2 | 4",
         "memory    peak 256 MiB | 512 MiB: +100 %",
         "products of matrices ran at 100 | 200 GFLOP/s",

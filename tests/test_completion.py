@@ -63,7 +63,7 @@ def test_each_place_of_a_command_line_has_its_words(tmp_path: Path) -> None:
 def test_keys_have_the_words_of_their_values() -> None:
     assert completion.overrides("train.") == [f"{key}=" for key in KEYS]
     assert completion.overrides("model.kind=x") == [
-        f"model.kind={word}" for word in ("gpt2", "llama", "transformer", "bert", "auto")
+        f"model.kind={word}" for word in ("gpt2", "llama", "transformer", "bert", "transformers", "auto")
     ]
     assert completion.overrides("data.as_text=") == ["data.as_text=true", "data.as_text=false"]
     assert completion.overrides("parallel.servers=") == ["parallel.servers=workers"]

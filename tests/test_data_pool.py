@@ -1,22 +1,25 @@
-"""In: texts of many kinds. Out: worker processes give the tokens, and the errors, that this process would.
-Does not kill workers (test_data_resume.py does)."""
+"""In: texts of many kinds. Out: threads give the tokens, order and errors of one thread, in bounded memory.
+Does not measure speed (benchmarks/tokenizing.py does)."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from contextlib import closing
-from pathlib import Path
 
 import pytest
 
 from codescent.base.errors import UserError
 from codescent.data.text.chunks import TextChunk
-from codescent.data.text.pool import WorkerPool, encode_in_process
-from codescent.data.tokenizers.tokenizer import CharTokenizer, Tokenizer, load
+from codescent.data.text.pool import encode_chunks
+from codescent.data.tokenizers import bpe
+from codescent.data.tokenizers.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 
 TEXTS = ["", "a", "\n\r\n\0", "é漢🎭", "many words " * 9000, "\u2028", "é" * 70_000]
 ALPHABET = "".join(sorted(set("".join(TEXTS))))
+MAKERS = {
+    "char": lambda: CharTokenizer(ALPHABET, with_separator=True),
+    "byte": ByteTokenizer,
+    "bpe": lambda: bpe.train(iter(TEXTS), 300),
+}
 
 
 def chunks() -> Iterator[TextChunk]:
@@ -27,46 +30,37 @@ def chunks() -> Iterator[TextChunk]:
 
 
 @pytest.mark.parametrize("separate", [False, True])
-@pytest.mark.parametrize("kind", ["char", "byte"])
-def test_tokens_are_those_of_this_process(tmp_path: Path, kind: str, separate: bool) -> None:
-    path = tmp_path / "tokenizer.json"
-    path.write_text(json.dumps({"codescent_tokenizer": "byte"}))
-    tokenizer: Tokenizer = CharTokenizer(ALPHABET, with_separator=True) if kind == "char" else load(path)
-    tokenizer.save(path)
-    expected = list(encode_in_process(chunks(), tokenizer, separate))
-    with closing(WorkerPool(path, separate, 2)) as pool:
-        found = list(pool.encode(chunks()))
-    assert [chunk for chunk, _ in found] == [chunk for chunk, _ in expected]
+@pytest.mark.parametrize("kind", MAKERS)
+def test_tokens_are_those_of_one_thread(kind: str, separate: bool) -> None:
+    tokenizer: Tokenizer = MAKERS[kind]()
+    expected = list(encode_chunks(chunks(), tokenizer, separate, 1))
+    found = list(encode_chunks(chunks(), tokenizer, separate, 3))
+    assert [chunk for chunk, _ in found] == [chunk for chunk, _ in expected] == list(chunks())
     for (_, tokens), (_, others) in zip(found, expected, strict=True):
         assert (tokens.dtype, tokens.tolist()) == (others.dtype, others.tolist())
 
 
-def test_errors_are_those_of_this_process_and_a_worker_outlives_them(tmp_path: Path) -> None:
-    path, tokenizer = tmp_path / "tokenizer.json", CharTokenizer("ab", with_separator=False)
-    tokenizer.save(path)
+def test_a_text_that_is_refused_ends_the_work_with_its_error() -> None:
+    """Catches: an error of a thread that is lost, or hangs the others."""
     bad, good = TextChunk("train", [("abc\n", True)]), TextChunk("train", [("ba", True)])
-    with pytest.raises(UserError) as expected:
-        list(encode_in_process([bad], tokenizer, False))
-    with closing(WorkerPool(path, False, 1)) as pool:
-        with pytest.raises(UserError) as caught:
-            list(pool.encode([bad]))
-        assert caught.value.problems == expected.value.problems
-        ((_, tokens),) = pool.encode([good])
-        assert tokens.tolist() == [1, 0]
+    encoded = encode_chunks([good, bad, *[good] * 20], CharTokenizer("ab", with_separator=False), False, 2)
+    assert next(encoded)[1].tolist() == [1, 0]
+    with pytest.raises(UserError, match="does not know"):
+        list(encoded)
 
 
-class Growing(list[tuple[str, bool]]):
-    """Segments that become more while they are sent: a worker gets more ends than texts."""
+def test_no_more_than_two_chunks_for_each_thread_are_read() -> None:
+    """Catches: a corpus that is read into memory, ahead of the threads; and one that is read on after a stop."""
+    taken = 0
 
-    def __iter__(self) -> Iterator[tuple[str, bool]]:
-        self.append(("k", True))
-        return super().__iter__()
+    def counted() -> Iterator[TextChunk]:
+        nonlocal taken
+        for _ in range(100):
+            taken += 1
+            yield TextChunk("train", [("ab", True)])
 
-
-def test_a_fault_of_our_own_is_raised_with_its_traceback(tmp_path: Path) -> None:
-    CharTokenizer("kn", False).save(tmp_path / "letters.json")
-    with closing(WorkerPool(tmp_path / "letters.json", False, 1)) as pool:
-        with pytest.raises(RuntimeError, match=r"(?s)a tokenizer process failed:.*Traceback.*zip"):
-            list(pool.encode([TextChunk("train", Growing())]))
-        ((_, tokens),) = pool.encode([TextChunk("train", [("nk", True)])])
-        assert tokens.tolist() == [1, 0]
+    encoded = encode_chunks(counted(), CharTokenizer("ab", with_separator=False), False, 3)
+    next(encoded)
+    assert taken == 6
+    encoded.close()
+    assert taken == 6

@@ -4,16 +4,18 @@ Does not prepare a corpus."""
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tiktoken
 import tokenizers as library
 from hypothesis import given
 from hypothesis import strategies as st
 
 from codescent.base.errors import UserError
-from codescent.data.tokenizers import bpe
+from codescent.data.tokenizers import bpe, byte_pairs
 from codescent.data.tokenizers.bpe import LibraryTokenizer
 from codescent.data.tokenizers.tokenizer import (
     ByteTokenizer,
@@ -37,6 +39,14 @@ def gpt2(data_dir: Path) -> LibraryTokenizer:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CODESCENT_DATA_DIR", str(data_dir))
         return bpe.gpt2()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_text_is_short() -> Iterator[None]:
+    """tiktoken encodes the first text already."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bpe, "SHORT_CHARS", -1)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -80,15 +90,95 @@ def test_every_character_is_of_the_kind_that_the_library_says(
         assert gpt2.encode(text).tolist() == reference.encode(text).ids
 
 
-def test_a_full_table_forgets_and_goes_on(
-    gpt2: LibraryTokenizer, reference: library.Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bpe.WordTable, "MAX_WORDS", 10)
-    for number in range(5):
-        text = " ".join(f"word{number}x{word}" for word in range(50))
-        assert gpt2.encode(text).tolist() == reference.encode(text).ids
-    monkeypatch.setattr(bpe.WordTable, "MAX_CHARS", 10)
-    assert gpt2.encode(ODD_TEXT).tolist() == reference.encode(ODD_TEXT).ids
+def test_the_last_versions_of_unicode_are_known_to_both(gpt2: LibraryTokenizer) -> None:
+    """Catches: characters that tiktoken classifies otherwise than the library."""
+    assert gpt2._fast is not None
+    kinds = {"letter": "\U00011bc0", "number": "\U00010d40", "other": "\U0001fac6"}  # new in Unicode 16
+    together = {"a": "letter", "1": "number", "!": "other"}
+    for near, kind in together.items():
+        for other, character in kinds.items():
+            text = near + character + near
+            words = gpt2._inner.pre_tokenizer.pre_tokenize_str(text)
+            whole = tiktoken.Encoding(
+                "t",
+                pat_str=byte_pairs.GPT2_WORDS,
+                mergeable_ranks={**{bytes([byte]): byte for byte in range(256)}, text.encode(): 256},
+                special_tokens={},
+            )
+            assert (len(words) == 1) == (whole.encode_ordinary(text) == [256]) == (kind == other)
+
+
+WORDS = {
+    "gpt2": library.pre_tokenizers.ByteLevel(add_prefix_space=False),
+    **{
+        name: library.pre_tokenizers.Sequence(
+            [
+                library.pre_tokenizers.Split(library.Regex(words), "isolated"),
+                library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+        for name, words in (("llama3", byte_pairs.LLAMA3_WORDS), ("qwen2", byte_pairs.QWEN2_WORDS))
+    },
+}
+
+
+@pytest.fixture(scope="module", params=WORDS)
+def trained(request: pytest.FixtureRequest) -> LibraryTokenizer:
+    """A BPE that is trained on odd text, with the words of a published tokenizer."""
+    inner = bpe.byte_level(library.models.BPE())
+    inner.pre_tokenizer = WORDS[request.param]
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=700, initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    inner.train_from_iterator([ODD_TEXT, ODD_TEXT.upper(), PROSE, "1234 12345 cafe\u0301 \u212b"] * 3, trainer)
+    inner.add_special_tokens(["<|endoftext|>"])
+    if request.param == "qwen2":
+        inner.normalizer = library.normalizers.NFC()
+        inner.add_tokens([library.AddedToken("<think>", special=False, normalized=False)])
+    return LibraryTokenizer(inner)
+
+
+PROSE = Path(__file__).read_text(encoding="utf-8")
+
+
+@given(text=odd_text)
+def test_ids_of_tiktoken_are_the_library_s_for_every_way_to_split(trained: LibraryTokenizer, text: str) -> None:
+    """Catches: a pattern, a normalizer or an added token that tiktoken applies otherwise."""
+    assert trained._fast is not None
+    expected = trained._inner.encode(text, add_special_tokens=False).ids
+    assert trained.encode(text).tolist() == expected
+    for marked in (f"{text}<think>{text}", f"{text}<think>\u0338"):  # of which NFC makes "<think≯"
+        assert trained.encode(marked).tolist() == trained._inner.encode(marked, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("text", [" " * 3_000_000 + "a", byte_pairs.NO_TEXT * 2 + "a", "x" * 100_000, ""])
+def test_what_tiktoken_gives_up_on_the_library_encodes(gpt2: LibraryTokenizer, text: str) -> None:
+    """Catches: an error, or other ids, where a run of spaces is too long for the regular expression of tiktoken."""
+    assert gpt2.encode(text).tolist() == gpt2._inner.encode(text, add_special_tokens=False).ids
+
+
+def test_half_of_a_surrogate_pair_is_refused(gpt2: LibraryTokenizer) -> None:
+    with pytest.raises(UserError, match="the tokenizer cannot encode the text"):
+        gpt2.encode("a\ud800")
+
+
+@pytest.mark.parametrize(
+    ("merges", "ids"),
+    [
+        pytest.param([("b", "c"), ("a", "b"), ("ab", "c")], {"bc": 256, "ab": 257, "abc": 258}, id="not reached"),
+        pytest.param([("a", "b"), ("b", "c")], {"bc": 256, "ab": 257}, id="another order"),
+    ],
+)
+def test_where_ids_would_differ_the_library_is_used(merges: list[tuple[str, str]], ids: dict[str, int]) -> None:
+    """Catches: tiktoken taken for a vocabulary for which it makes other merges; both cases are such."""
+    vocabulary, text = {**byte_pairs.byte_of_character(), **ids}, "abc"
+    tokenizer = LibraryTokenizer(bpe.byte_level(library.models.BPE(vocab=vocabulary, merges=merges)))
+    ranks = {bytes(map(ord, token)): number for token, number in tokenizer.vocabulary.items() if token.isascii()}
+    ranks = {**{bytes([byte]): byte for byte in range(256)}, **ranks}
+    theirs = tiktoken.Encoding("t", pat_str=byte_pairs.GPT2_WORDS, mergeable_ranks=ranks, special_tokens={})
+    ours = tokenizer.encode(text).tolist()
+    assert ours == tokenizer._inner.encode(text).ids
+    assert ours != theirs.encode_ordinary(text)
 
 
 def test_trained_bpe_is_the_same_twice_and_round_trips(tmp_path: Path) -> None:

@@ -26,7 +26,24 @@ SIZES = (
 TEXT = ("data.corpus=documents.jsonl",)
 LLAMA = ("model.kind=llama", "model.num_kv_heads=2", "data.tokenizer=char")
 SFT = ("data.task=sft", "data.corpus=pairs.jsonl", "data.template=Say {prompt}: {response}")
-TASKS = {"gpt2": TEXT, "llama": (*TEXT, *LLAMA), "sft": SFT, "gpt2 with dropout": (*TEXT, "model.dropout=0.1")}
+GEMMA = (
+    *LLAMA,
+    "model.norm=both",
+    "model.norm_plus_one=true",
+    "model.activation=gelu",
+    "model.scale_embedding=true",
+    "model.tie_head=true",
+    "model.window=5",
+    "model.full_every=2",
+)
+TASKS = {
+    "gpt2": TEXT,
+    "llama": (*TEXT, *LLAMA),
+    "sft": SFT,
+    "gpt2 with dropout": (*TEXT, "model.dropout=0.1"),
+    "gemma 2": (*TEXT, *GEMMA, "model.score_cap=2.0", "model.logit_cap=3.0", "model.score_dim=10"),
+    "gemma 3": (*TEXT, *GEMMA, "model.qk_norm=head", "model.rope_local_theta=50.0"),
+}
 QUICK = [
     ("gpt2", "tp=2", 2, ""),
     ("llama", "cp=2", 2, ""),
@@ -35,6 +52,7 @@ QUICK = [
     ("sft", "tp=2", 2, ""),
     ("llama", "pp=2 schedule=zero-bubble", 2, "2"),
     ("llama", "dp_shard=2 recompute=full", 2, ""),
+    ("gemma 2", "cp=2 tp=2", 4, "4"),
 ]
 SLOW = [
     ("gpt2", "dp_replicate=2", 2, ""),
@@ -51,6 +69,12 @@ SLOW = [
     ("sft", "cp=2 tp=2 context=all-gather", 4, ""),
     ("gpt2 with dropout", "tp=2 recompute=products", 2, "4"),
     ("gpt2 with dropout", "pp=2 tp=2", 4, "4"),
+    ("gemma 2", "tp=2 recompute=products", 2, "4"),
+    ("gemma 2", "cp=2 context=all-gather recompute=full", 2, ""),
+    ("gemma 2", "pp=2 schedule=zero-bubble", 2, "2"),
+    ("gemma 3", "cp=2", 2, ""),
+    ("gemma 3", "pp=2 tp=2 recompute=selective", 4, "4"),
+    ("gemma 3", "dp_shard=2 cp=2", 4, ""),
 ]
 LAYOUTS = [*QUICK, *(pytest.param(*one, marks=pytest.mark.slow) for one in SLOW)]
 

@@ -53,6 +53,7 @@ ALONE = ("train.num_steps=1", "train.eval_every=0", "train.num_threads=1", "trai
 SMALL = (*ALONE, "log.sample_tokens=0")
 SHORT = ("train.num_steps=4", "train.eval_every=2", "checkpoint.every=2", "train.eval_samples=8")
 BERT = ("model.kind=bert", "data.tokenizer=bert:vocab.txt", "model.dropout=0.1")
+MUP = ("model.mup_base_dim=5", "model.mup_base_head_dim=3", "optimizer.learning_rate=0.1")
 RUNS: dict[str, tuple[int, tuple[str, ...]]] = {
     "gpt2": (1, ()),
     "gpt2-plain": (1, ("model.bias=false", "data.tokenizer=char", "model.vocab_size=64")),
@@ -64,6 +65,10 @@ RUNS: dict[str, tuple[int, tuple[str, ...]]] = {
     "bert-tp": (2, (*BERT, "parallel.tp=2")),
     "bert-shard": (2, (*BERT, "parallel.dp_shard=2")),
     "bert-pp": (2, (*BERT, "parallel.pp=2", "train.microbatch_size=4")),
+    "gpt2-mup": (1, MUP),
+    "bert-mup": (1, (*BERT, *MUP)),
+    "llama-mup": (1, (*LLAMA, *MUP, "model.tie_head=true", "model.qkv_bias=true")),
+    "llama-norms-mup": (1, (*LLAMA, *MUP, "model.qk_norm=head")),
     "llama": (1, LLAMA),
     "llama-tied": (1, (*LLAMA, "model.tie_head=true", "data.tokenizer=bpe:300")),
     "llama-tp": (2, (*LLAMA, "parallel.tp=2")),

@@ -18,8 +18,6 @@ from codescent.doctor.from_config import of_config
 from codescent.doctor.wanted import Wanted
 from codescent.jobs import leftovers
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux")
-
 DEAF = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -89,3 +87,21 @@ def test_the_command_says_what_it_has_ended(tmp_path: Path, start: Start) -> Non
     assert (done.returncode, done.stdout) == (1, f"{host}: process {mine.pid}: sleep 100\n")
     done = subprocess.run([*words, "--end"], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.splitlines()[-1] == f"{host}: 1 process ended"
+
+
+def test_a_process_that_its_parent_has_not_awaited_has_ended(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: a zombie that counts as living: it would be waited for, and be said to be killed."""
+    monkeypatch.setattr(leftovers, "STOP_S", 60.0)
+    process = start(str(tmp_path))
+    found = leftovers.find(str(tmp_path))
+    process.terminate()
+    assert leftovers.end(str(tmp_path), found) == 0
+
+
+def test_another_process_of_the_same_id_is_not_ended(tmp_path: Path, start: Start) -> None:
+    """Catches: a signal to the process that has an id by now, without a look at its mark."""
+    other = start(str(tmp_path / "other"))
+    assert leftovers.end(str(tmp_path), [leftovers.Left(other.pid, "sleep 100")]) == 0
+    assert other.poll() is None

@@ -82,7 +82,7 @@ def module_with_values(kind: str, shape: models.Shape, lora: Lora | None) -> tor
     return module
 
 
-@pytest.mark.parametrize("kind", models.KINDS)
+@pytest.mark.parametrize("kind", SIZES)
 def test_the_module_has_the_declared_adapters(kind: str) -> None:
     shape, lora = adapted(kind, whole="norm_1")
     declared = models.parameters_of(kind, shape, lora)
@@ -100,7 +100,7 @@ def test_the_module_has_the_declared_adapters(kind: str) -> None:
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("kind", models.KINDS)
+@pytest.mark.parametrize("kind", SIZES)
 def test_gradients_follow_the_chain_rule(kind: str, recompute: bool) -> None:
     """With W' = W + s B A in place of W: the same loss, dA = s B^T dW', dB = s dW' A^T; nothing else has a gradient."""
     shape, lora = adapted(kind, whole="norm_1")

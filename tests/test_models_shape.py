@@ -45,7 +45,7 @@ def problems(sizes: dict[str, int | None], preset: str | None = None, kind: str 
 def test_a_refused_preset_lists_those_of_its_kind_or_all_and_other_models(preset: str, listed: str) -> None:
     message = problems({}, preset, models.kind_of(None, preset))
     assert listed in message
-    assert ("own_module.md" in message) == (preset == "mistral")
+    assert ("codescent docs own_module" in message) == (preset == "mistral")
 
 
 def test_an_unknown_preset_is_refused_with_the_nearest() -> None:

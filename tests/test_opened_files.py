@@ -80,10 +80,8 @@ ALLOWED_TO_READ = {
     "collectives/task.py": 2,  # a temporary folder that only the user may enter
     "doctor/facts.py": 3,
     "doctor/pairs.py": 1,
-    "doctor/processes.py": 1,
     "huggingface/folder.py": 1,  # after refuse_unreadable, here and below
     "huggingface/read.py": 1,
-    "jobs/leftovers.py": 3,
     "launch/environment.py": 1,
     "launch/memory_kills.py": 3,
     "launch/once.py": 1,
@@ -97,7 +95,6 @@ ALLOWED_TO_READ = {
     "tasks/tensors/prepare.py": 1,  # writes into an open file
     "meeting/clocks.py": 1,
     "train/pace.py": 1,
-    "meeting/interfaces.py": 1,
     "train/machine.py": 1,
     "train/memory.py": 1,
     "train/threads.py": 1,

@@ -90,7 +90,7 @@ for call in (lambda: codescent.sampler([0], 1), lambda: codescent.init("cuda"), 
     assert lines[0] == "module 'codescent' has no attribute 'nonsense'"
     assert lines[1] == "codescent.sampler: the ranks are not connected: call codescent.init() first"
     assert lines[2].startswith('codescent.init: device = "cuda": this machine has 0 CUDA devices')
-    assert lines[3] == 'codescent.init: device "tpu"; must be one of auto, cpu, cuda'
+    assert lines[3] == 'codescent.init: device "tpu"; must be one of auto, cpu, cuda, xpu, mps'
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,16 @@ class Bare(RateSchedule):
 class Argument(Half):
     def __init__(self, a):
         pass
+class Word(Half):
+    reads = "min_learning_rate"
+class Number(RateSchedule):
+    rate = 0.1
+class ReturnsNothing(Half):
+    def refuse(self, optimizer, num_steps):
+        return None
+class RefusesWord(Half):
+    def refuse(self, optimizer, num_steps):
+        yield "must be 7"
 class Other:
     pass
 def halved(at):
@@ -111,6 +121,15 @@ class Numbers(Documents):
         yield 3
 class Files(Two):
     files = ("absent.txt",)
+class Away(Two):
+    def version(self):
+        raise OSError("the database is away")
+class Ends(Documents):
+    def read(self):
+        yield "text"
+        raise SystemExit(3)
+class File(Two):
+    files = "absent.txt"
 class Text(Documents):
     def read(self):
         return "text"
@@ -136,11 +155,15 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ("optimizer.schedule=mine:Hall", "mine.py has no class Hall; did you mean mine:Half?"),
         ("optimizer.schedule=mine:halved", "mine.py: must be a subclass of codescent.RateSchedule, and is a function"),
         ("optimizer.schedule=mine:Other", "must be a subclass of codescent.RateSchedule, and is a class without it ("),
-        ("optimizer.schedule=mine:Bare", "mine.py: must define rate: see docs/own_names.md"),
+        ("optimizer.schedule=mine:Bare", "mine.py: must define rate: see codescent docs own_names"),
         ("optimizer.schedule=mine:Argument", "making it without arguments raised TypeError: "),
         ("optimizer.schedule=mine:Below", "mine:Below: rate of step 2 is -1.0; must be a number >= 0"),
         ("optimizer.schedule=mine:Refuses", "optimizer.warmup_steps: must be 7"),
         ("optimizer.schedule=mine:Raises", "optimizer.schedule = mine:Raises: raised KeyError: 2 ("),
+        ("optimizer.schedule=mine:Word", "mine:Word: reads = 'min_learning_rate': must be a tuple of texts"),
+        ("optimizer.schedule=mine:Number", "mine:Number: rate is a float: must be a method"),
+        ("optimizer.schedule=mine:ReturnsNothing", "refuse returns a NoneType; must be an iterator"),
+        ("optimizer.schedule=mine:RefusesWord", "refuse gives 'must be 7'; must be the keys and the problem"),
         ("optimizer.schedule=mine.py:Half", 'must be "module:NAME": write "mine:Half", without .py'),
         ("optimizer.schedule=mine:a:b", 'given "mine:a:b"; must be "module:NAME"'),
         ("optimizer.schedule=cosin", '"constant-cooldown" or "module:NAME"; did you mean "cosine"?'),
@@ -204,6 +227,33 @@ def test_a_module_is_found_beside_the_config_and_beside_its_base(
     (project / "base.toml").write_text(text)
     config = load("top.toml").config
     assert own_code(config)["optimizer.schedule"]["files"] == [str(project / "mine.py")]
+
+
+MIXED = """
+[[data.mixture]]
+corpus = "texts:Two"
+weight = 1
+[[data.mixture]]
+corpus = "corpus.txt"
+validation = "texts:Counts"
+weight = 1
+"""
+
+
+def test_corpora_of_a_mixture_are_code_of_the_run_too(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: other code on some ranks, or at a resume, of which nothing is said; a folder that is not searched."""
+    elsewhere = project / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    base = (project / "run.toml").read_text().replace('corpus = "corpus.txt"\n', "") + MIXED
+    (project / "base.toml").write_text(base)
+    (elsewhere / "top.toml").write_text('base = "../base.toml"\n')
+    config = load("top.toml", ["data.mixture.corpus.weight=2"]).config
+    assert {key: code["name"] for key, code in own_code(config).items()} == {
+        "data.mixture.texts-Two.corpus": "texts:Two",
+        "data.mixture.corpus.validation": "texts:Counts",
+    }
+    assert "the code of data.mixture.texts-Two.corpus = texts:Two" in code_facts(config)
 
 
 def test_the_hash_changes_with_the_file_and_with_that_of_a_base_class(project: Path) -> None:
@@ -295,6 +345,9 @@ def test_documents_become_tokens_and_are_prepared_again_if_the_code_changes(
         ("Numbers", "document 0 is a int; must be a str"),
         ("Files", "files names absent.txt: No such file or directory"),
         ("Text", "read returns a str; must be an iterator of str"),
+        ("File", "files = 'absent.txt': must be a tuple of texts"),
+        ("Away", "raised OSError: the database is away ("),
+        ("Ends", "raised SystemExit: 3 ("),
     ],
 )
 def test_documents_that_are_none_are_refused(

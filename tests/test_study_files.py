@@ -381,5 +381,5 @@ def test_the_shipped_studies_have_their_points(
 
 
 def test_every_shipped_study_is_tested() -> None:
-    names = {"threads_batch", "devices_strong", "nodes", "bert_squad", "io_compile_profile", "compile_profile"}
+    names = {"mup", "threads_batch", "devices_strong", "nodes", "bert_squad", "io_compile_profile", "compile_profile"}
     assert set(shipped_studies()) == names

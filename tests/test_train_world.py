@@ -129,8 +129,8 @@ def test_bound_ranks_share_their_cores_with_nobody() -> None:
 
 
 def has_interfaces(monkeypatch: pytest.MonkeyPatch, **found: str) -> None:
-    for module in (addresses, interfaces):
-        monkeypatch.setattr(module, "interfaces", lambda: {"lo": LOOPBACK, **found})
+    ipv4 = {"lo": LOOPBACK, **found}.items()
+    monkeypatch.setattr(interfaces, "_addresses", lambda family: iter(ipv4 if family == socket.AF_INET else ()))
 
 
 def test_a_host_that_calls_itself_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,6 @@ def test_rank_0_listens_where_the_others_come_and_nowhere_else(monkeypatch: pyte
 def test_an_interface_for_gloo_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     """gloo wants whole names."""
     has_interfaces(monkeypatch, eth0="10.0.0.1")
-    monkeypatch.setattr(interfaces, "ipv6_addresses", lambda: iter(()))
     monkeypatch.setattr(os, "environ", {"GLOO_SOCKET_IFNAME": value})
     said = rf"rank 0: GLOO_SOCKET_IFNAME={value}: no network interface of this machine; it has .*eth0 \(10.0.0.1\)"
     with pytest.raises(UserError, match=said):

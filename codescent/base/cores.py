@@ -16,7 +16,7 @@ OUR_THREADS = "CODESCENT_THREADS"
 
 
 PROCESS_BYTES = 64 << 20
-"""Smallest memory of a rank before its model is allocated, and of a process that tokenises."""
+"""Smallest memory of a rank before its model is allocated, and of a thread that tokenises: two chunks and their ids."""
 
 
 def available_cores(cgroup: Path = CGROUP) -> int:

@@ -8,9 +8,10 @@ import hashlib
 import importlib
 import inspect
 import re
+import reprlib
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -30,6 +31,7 @@ PATTERN = r"^[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*$"
 _NAME = re.compile(PATTERN)
 _PACKAGE = Path(__file__).parents[1]
 _HASHED = 16
+_PLAIN: Mapping[str, type] = {"str": str, "bool": bool}
 
 T = TypeVar("T")
 _loaded: dict[str, str] = {}  # the files of names that were loaded: path -> "key = name"
@@ -169,15 +171,42 @@ def object_of(key: str, name: str, kind: type[T]) -> T:
 
 def instance(key: str, name: str, base: type[T], needs: Sequence[str] = ()) -> T:
     """An object of the class of a name, made without arguments, the same one each time. Raises UserError: see
-    `subclass`; it cannot be made."""
+    `subclass`; it cannot be made; an attribute has another type than that of the base class."""
     found = subclass(key, name, base, needs)
     if found not in _made:
         try:
             _made[found] = found()
         except (Exception, SystemExit) as error:
             raise UserError(f"{key} = {name}: making it without arguments raised {in_words(error, '')}") from error
+        if wrong := [*_mistyped(_made[found], base)]:
+            del _made[found]
+            raise UserError(*(f"{key} = {name}: {one}: see codescent docs own_names" for one in wrong))
     made: T = _made[found]
     return made
+
+
+def listed(what: str, found: object) -> list[Any]:
+    """What a method of users' code gives. Raises UserError: it gives nothing that could be walked through."""
+    if not isinstance(found, Iterable) or isinstance(found, str):
+        raise UserError(f"{what} returns a {type(found).__name__}; must be an iterator: yield each problem")
+    return list(found)
+
+
+def _mistyped(made: object, base: type) -> Iterator[str]:
+    """Attributes that are no text, bool, tuple of texts or method, though those of the base class are, in clauses."""
+    hints = {name: hint for cls in base.__mro__ for name, hint in inspect.get_annotations(cls).items()}
+    for name, hint in hints.items():
+        kind = tuple if hint.startswith("tuple[") else _PLAIN.get(hint)
+        value = getattr(made, name, None)
+        if kind is None or not hasattr(made, name):
+            continue
+        if kind is not tuple and not isinstance(value, kind):
+            yield f"{name} = {reprlib.repr(value)}: must be a {hint}"
+        elif kind is tuple and not (isinstance(value, tuple) and all(isinstance(one, str | Path) for one in value)):
+            yield f'{name} = {reprlib.repr(value)}: must be a tuple of texts, such as ("one",)'
+    for name, _ in inspect.getmembers(base, inspect.isfunction):
+        if not callable(getattr(made, name)):
+            yield f"{name} is a {type(getattr(made, name)).__name__}: must be a method"
 
 
 def code_of(key: str, name: str) -> dict[str, Any]:
@@ -224,13 +253,13 @@ def in_a_sentence() -> Iterator[None]:
         yield
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if told := _of_user(error):
             raise UserError(told) from error
         raise
 
 
-def _of_user(error: Exception) -> str:
+def _of_user(error: BaseException) -> str:
     """The sentence on an error that users' code has raised; "": it is not of users' code."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename in _loaded:

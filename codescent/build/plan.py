@@ -197,12 +197,21 @@ def _placed(
     found: dict[tuple[Any, ...], TensorPlan] = {}
     for one in parameters:
         in_block = len(one.depths) == 1 and 1 <= one.depths[0] <= layers
-        alike = (one.shape, one.role, () if in_block else one.depths, one.stream, one.trained, one.alternating)
+        alike = (
+            one.shape,
+            one.role,
+            () if in_block else one.depths,
+            one.stream,
+            one.trained,
+            one.alternating,
+            one.fixed,
+        )
         if alike not in found:
             tensor = _tensor(one, config, candidate.work.num_microbatches)
             for strategy in strategies:
                 tensor = strategy.place(tensor, candidate)
-            found[alike] = tensor
+            factor = models.rate_factor(candidate.model, tensor, candidate.update)
+            found[alike] = dataclasses.replace(tensor, rate_factor=factor)
         yield dataclasses.replace(found[alike], parameter=one)
 
 

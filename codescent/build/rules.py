@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from codescent import models, tasks
 from codescent.base.nearest import divisors, nearest_divisors, nearest_multiples
 from codescent.base.refusal import Change, Refusal, each
+from codescent.build import mup
 from codescent.build.resolve import Resolved
 from codescent.config.contradictions import contradictions
 from codescent.config.decided import undivided
@@ -154,6 +155,7 @@ def unsupported(config: Config, resolved: Resolved, candidate: Candidate) -> Ite
             "common window",
             [Change({"profile.active": 0}), Change({f"parallel.{key}": without})],
         )
+    yield from mup.refusals(config)
     if config.train.ema:
         yield from _without_average(config, candidate)
     if config.train.cuda_graphs and (number := candidate.work.num_microbatches) > 1:

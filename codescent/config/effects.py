@@ -3,12 +3,12 @@ Does not know tasks and models (tasks and build do) and does not decide what is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from codescent.config.contradictions import is_given
 from codescent.config.keys import Only, only_of
-from codescent.config.mixture import place_of
+from codescent.config.mixture import FIELDS, MIXTURE, place_of
 from codescent.config.parallel import CHOSEN
 from codescent.config.sections import SECTIONS, Config
 from codescent.config.words import toml_value
@@ -29,6 +29,14 @@ def value_of(config: Config, key: str) -> Any:
         return next((getattr(entry, place.field) for entry in entries if entry.name == place.name), None)
     section, name = key.split(".")
     return getattr(getattr(config, section), name)
+
+
+def values_of(config: Config, keys: Iterable[str]) -> dict[str, Any]:
+    """The values of keys; with a key of a corpus, such as data.corpus, also those of each corpus of the mixture."""
+    given = list(keys)
+    fields = [field for field in FIELDS if f"data.{field}" in given]
+    given += [f"{MIXTURE}.{entry.name}.{field}" for entry in config.data.mixture or () for field in fields]
+    return {key: value_of(config, key) for key in given}
 
 
 def is_default(config: Config, key: str) -> bool:

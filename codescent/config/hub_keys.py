@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from codescent.base.hub_name import HubName, is_hub_name, parse
-from codescent.config.effects import value_of
-from codescent.config.mixture import MIXTURE, place_of
+from codescent.config.effects import values_of
+from codescent.config.mixture import place_of
 from codescent.config.sections import Config
 
 WEIGHTS, TOKENIZER, CORPUS, VALIDATION = "model.weights", "data.tokenizer", "data.corpus", "data.validation"
@@ -18,10 +18,7 @@ HUB_KEYS = (WEIGHTS, TOKENIZER, CORPUS, VALIDATION)
 
 def names_in(config: Config) -> dict[str, HubName]:
     """The names of a hub in a config, by key."""
-    corpora = [f"{MIXTURE}.{entry.name}" for entry in config.data.mixture or ()]
-    values = {key: value_of(config, key) for key in HUB_KEYS}
-    values |= {key: value_of(config, key) for one in corpora for key in (f"{one}.corpus", f"{one}.validation")}
-    return {key: parse(str(value)) for key, value in values.items() if is_hub_name(value)}
+    return {key: parse(str(value)) for key, value in values_of(config, HUB_KEYS).items() if is_hub_name(value)}
 
 
 def with_names(config: Config, names: Mapping[str, HubName]) -> Config:

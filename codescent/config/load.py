@@ -116,7 +116,8 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> LoadedConfig:
 def _find_code(config: Config, path: Path | str, origins: Mapping[str, str]) -> None:
     """Let Python find the modules that a config names: in the folders of the config and of the file with the name."""
     if keys := [*own_names_in(config), *(["log.to"] if config.log.to is not None else [])]:
-        files = [Path(word) for word in (str(path), *(origins[key].rpartition(":")[0] for key in keys)) if word]
+        given = origins if any(map(place_of, keys)) else keys  # one value of a mixture hides where the others are from
+        files = [Path(word) for word in (str(path), *(origins[key].rpartition(":")[0] for key in given)) if word]
         add_folders(file for file in files if not file.is_dir())
 
 

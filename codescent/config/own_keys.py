@@ -8,17 +8,17 @@ from typing import Any
 
 from codescent.base.errors import UserError
 from codescent.base.own_names import code_of, is_own_name
-from codescent.config.effects import value_of
+from codescent.config.effects import values_of
 from codescent.config.sections import Config
 
 OWN_KEYS = ("model.kind", "data.corpus", "data.validation", "data.task", "optimizer.kind", "optimizer.schedule")
-"""The keys that accept such a name, and that decide the losses. `log.to` names functions that decide none."""
+"""The keys that accept such a name, and that decide the losses; so do those of a corpus of data.mixture. `log.to` names
+functions that decide none."""
 
 
 def own_names_in(config: Config) -> dict[str, str]:
     """The names of users' code in a config, by key."""
-    values = {key: value_of(config, key) for key in OWN_KEYS}
-    return {key: value for key, value in values.items() if is_own_name(value)}
+    return {key: value for key, value in values_of(config, OWN_KEYS).items() if is_own_name(value)}
 
 
 def own_code(config: Config) -> dict[str, dict[str, Any]]:

@@ -190,6 +190,16 @@ class Model(Section):
         "embedding matrices (transformer): tied: one for source, target and head; untied: three; none: source and "
         "target are vectors (data.task tensors); auto: tied",
     )
+    mup_base_dim: int | None = auto(
+        "hidden_dim of the smaller model whose learning rate this one takes over: mu-P scales initial values, learning "
+        "rates, scores and logits by the width (codescent docs mup); auto: no mu-P",
+        ge=1,
+    )
+    mup_base_head_dim: int | None = auto(
+        "head_dim of that model; auto: that of this model, which then has more heads",
+        ge=1,
+        only=given("model.mup_base_dim"),
+    )
     dropout: float = key(0.0, "probability of dropout in training (gpt2, transformer, bert)", ge=0, lt=1)
     bias: bool | None = auto(
         "biases in linear layers and norms (gpt2, transformer; bert always, llama never); auto: true where the model "

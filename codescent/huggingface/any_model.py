@@ -40,7 +40,7 @@ def kind_of_shape(shape: Shape) -> Kind:
     """The kind of a model of transformers."""
     assert isinstance(shape, TransformersShape)
     seen, settings = observed(shape), json.loads(shape.config)
-    rows = [_row(one, seen.theirs[one.name], seen.layers) for one in seen.parameters]
+    rows = [_row(one, seen.stored[seen.theirs[one.name]], seen.layers) for one in seen.parameters]
     table = {row.parameter: row for row in rows}  # blocks are alike
     return Kind(
         name=NAME,
@@ -56,7 +56,7 @@ def kind_of_shape(shape: Shape) -> Kind:
         write=lambda _shape: settings,
         handled=(),
         buffers="|".join(map(re.escape, seen.buffers)) or r"(?!)",
-        tied=seen.tied,
+        tied={seen.stored[name]: seen.stored[other] for name, other in seen.tied.items()},
     )
 
 

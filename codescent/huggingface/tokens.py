@@ -14,6 +14,7 @@ import tokenizers as library
 from codescent.base.errors import UserError
 from codescent.base.reading import read_text
 from codescent.data.tokenizers import beside, bpe, wordpiece
+from codescent.data.tokenizers.byte_pairs import byte_of_character
 from codescent.data.tokenizers.tokenizer import SEPARATOR_TEXT
 
 TOKENIZER = "tokenizer.json"
@@ -207,10 +208,8 @@ def _characters(characters: str, with_separator: bool) -> Any:
 
 
 def _bytes() -> Any:
-    """A BPE of the 256 bytes, without merges. It writes bytes as GPT-2's characters (encoder.py, bytes_to_unicode)."""
-    shown = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    hidden = [byte for byte in range(256) if byte not in shown]
-    vocabulary = {chr(byte) if byte in shown else chr(256 + hidden.index(byte)): byte for byte in range(256)}
+    """A BPE of the 256 bytes, without merges."""
+    vocabulary = dict(byte_of_character())
     return _with_separator(bpe.byte_level(library.models.BPE(vocab=vocabulary, merges=[]), use_regex=False))
 
 

@@ -5,23 +5,23 @@ from __future__ import annotations
 
 import argparse
 import os
-import select
-import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from codescent.base.counted import counted
 from codescent.base.visible import visible
 
 MARK = "CODESCENT_MARK"
 """Variable that marks the processes of a run: its value is `mark_of` the run."""
-PROC = Path("/proc")
 STOP_S = 10.0
 """Seconds between SIGTERM and SIGKILL: ranks save meanwhile."""
+POLL_S = 0.02
 SHOWN_CHARS = 60
 
 
@@ -46,75 +46,64 @@ def find(mark: str) -> list[Left]:
 
 def marked() -> list[tuple[Left, str]]:
     """This user's processes with any mark, and the mark of each."""
-    begin, found = f"{MARK}=".encode(), list[tuple[Left, str]]()
-    for pid in sorted(_pids()):
-        words = (word for word in _environment(pid) if word.startswith(begin))
-        if (word := next(words, None)) is not None:
-            found.append((Left(pid, command_of(pid)), os.fsdecode(word.removeprefix(begin))))
-    return found
+    found = ((process.pid, variables_of(process).get(MARK)) for process in psutil.process_iter())
+    return [(Left(pid, command_of(pid)), mark) for pid, mark in found if mark is not None]
 
 
 def end(mark: str, found: Sequence[Left]) -> int:
     """Send SIGTERM to the processes, and SIGKILL to those that live STOP_S later. Returns how many were killed.
 
-    A process id may belong to another process by now: each process is opened, looked at again, and then signalled.
+    A process id may belong to another process by now: each process is looked at again, and psutil signals none that
+    began later.
     """
-    wanted = f"{MARK}={mark}".encode()
-    with ExitStack() as stack:
-        living: list[int] = []
-        for left in found:
-            with suppress(OSError):
-                descriptor = os.pidfd_open(left.pid)
-                stack.callback(os.close, descriptor)
-                if has(left.pid, wanted):
-                    signal.pidfd_send_signal(descriptor, signal.SIGTERM)
-                    living.append(descriptor)
-        end_s = time.monotonic() + STOP_S
-        while living and (left_s := end_s - time.monotonic()) > 0:
-            ended = select.select(living, [], [], left_s)[0]
-            living = [one for one in living if one not in ended]
-        for descriptor in living:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        return len(living)
-
-
-def _pids() -> Iterator[int]:
-    yield from (int(one.name) for one in PROC.iterdir() if one.name.isdigit())
+    living: list[psutil.Process] = []
+    for left in found:
+        with suppress(psutil.Error):
+            process = psutil.Process(left.pid)
+            if variables_of(process).get(MARK) == mark:
+                process.terminate()
+                living.append(process)
+    end_s = time.monotonic() + STOP_S
+    while (living := [one for one in living if _lives(one)]) and time.monotonic() < end_s:
+        time.sleep(POLL_S)
+    for process in living:
+        with suppress(psutil.Error):
+            process.kill()
+    return len(living)
 
 
 def above(pid: int) -> list[int]:
     """A process and those above it."""
-    found: list[int] = []
-    while pid > 0:
-        found.append(pid)
-        try:
-            pid = int((PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
-        except (OSError, IndexError):
-            break
-    return found
+    try:
+        return [pid, *(process.pid for process in psutil.Process(pid).parents())]
+    except psutil.Error:
+        return [pid]
 
 
-def has(pid: int, wanted: bytes) -> bool:
-    """Whether a process has this variable with this value: NAME=VALUE."""
-    return wanted in _environment(pid)
-
-
-def _environment(pid: int) -> list[bytes]:
+def variables_of(process: psutil.Process) -> dict[str, str]:
     """The variables of a process; none: it has ended, or is another user's."""
     try:
-        return (PROC / str(pid) / "environ").read_bytes().split(b"\0")
-    except OSError:
-        return []
+        variables: dict[str, str] = process.environ()
+    except (psutil.Error, OSError):
+        return {}
+    return variables
 
 
-def command_of(pid: int | str) -> str:
+def command_of(pid: int) -> str:
     """The begin of the command line of a process; "": it has ended, or is not seen here."""
     try:
-        words = (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
+        words = " ".join(psutil.Process(pid).cmdline())
+    except (psutil.Error, OSError):
         return ""
-    return visible(words[:SHOWN_CHARS])
+    return visible(words.strip()[:SHOWN_CHARS])
+
+
+def _lives(process: psutil.Process) -> bool:
+    """Whether it has not ended. A process that its parent has not awaited has ended."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -3,35 +3,24 @@ Does not choose an address (addresses.py does)."""
 
 from __future__ import annotations
 
-import fcntl
 import ipaddress
 import os
 import socket
-import struct
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
+
+import psutil
 
 from codescent.base.errors import UserError
 
-SIOCGIFADDR = 0x8915  # linux/sockios.h: the IPv4 address of an interface
-IPV6 = Path("/proc/net/if_inet6")
-"""Lines with an address, and at the end the name of its interface."""
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 
 
 def interfaces() -> dict[str, str]:
-    """The IPv4 address of each network interface that has one, by name; empty on systems other than Linux."""
+    """The first IPv4 address of each network interface that has one, by name."""
     found: dict[str, str] = {}
-    if sys.platform != "linux":
-        return found
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()))
-            except OSError:  # the interface has no IPv4 address
-                continue
-            found[name] = socket.inet_ntoa(answer[20:24])
+    for name, address in _addresses(socket.AF_INET):
+        found.setdefault(name, address)
     return found
 
 
@@ -47,20 +36,20 @@ def shown(found: Mapping[str, str]) -> str:
 
 def interface_of(address: str) -> str | None:
     """The name of the interface that has an IPv4 or IPv6 address; None: it is not known."""
-    if ":" not in address:
-        return next((name for name, found in interfaces().items() if found == address), None)
-    wanted = ipaddress.IPv6Address(address.partition("%")[0])
-    return next((name for name, found in ipv6_addresses() if found == wanted), None)
+    wanted = ipaddress.ip_address(address.partition("%")[0])
+    family = socket.AF_INET if wanted.version == 4 else socket.AF_INET6
+    return next((name for name, found in _addresses(family) if ipaddress.ip_address(found) == wanted), None)
 
 
 def ipv6_addresses() -> Iterator[tuple[str, ipaddress.IPv6Address]]:
     """Each IPv6 address of this machine, after the name of its interface."""
-    try:
-        lines = IPV6.read_text(encoding="ascii").splitlines()
-    except OSError:  # no IPv6 here, or no Linux
-        return
-    for digits, *_, name in (line.split() for line in lines):
-        yield name, ipaddress.IPv6Address(bytes.fromhex(digits))
+    return ((name, ipaddress.IPv6Address(address)) for name, address in _addresses(socket.AF_INET6))
+
+
+def _addresses(family: socket.AddressFamily) -> Iterator[tuple[str, str]]:
+    """Each address of one family, without its zone, after the name of its interface."""
+    for name, addresses in psutil.net_if_addrs().items():
+        yield from ((name, one.address.partition("%")[0]) for one in addresses if one.family == family)
 
 
 def is_loopback(address: str) -> bool:
@@ -74,8 +63,7 @@ def is_loopback(address: str) -> bool:
 def name_interface(who: str, address: str, *, is_local: bool) -> list[str]:
     """Set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to the interface of `address`: both listen on this one only.
 
-    Values that the user has set stay; NCCL then takes the interface of gloo. On several machines without Linux, gloo
-    uses the address of the host's name.
+    Values that the user has set stay; NCCL then takes the interface of gloo.
 
     Args:
         who: this rank, in messages.
@@ -115,7 +103,7 @@ def _refuse_unknown(who: str, value: str) -> None:
     """Raise UserError if GLOO_SOCKET_IFNAME names an interface that is not there: gloo's own error does not say so."""
     found = interfaces()
     names = {*found, *(name for name, _ in ipv6_addresses())}
-    if value and names and unknown_to_gloo(value, names):  # other systems than Linux do not say which ones are there
+    if value and unknown_to_gloo(value, names):
         raise UserError(
             f"{who}: {GLOO}={value}: no network interface of this machine; it has {shown(found)}; give whole names, or "
             "unset it"

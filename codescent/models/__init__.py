@@ -15,6 +15,8 @@ from codescent.models.bert.declare import KIND as BERT
 from codescent.models.gpt2.declare import KIND as GPT2
 from codescent.models.llama.declare import KIND as LLAMA
 from codescent.models.lora.declare import adapted, is_adapter
+from codescent.models.mup import rate_factor as mup_rate_factor
+from codescent.models.mup import scaled
 from codescent.models.own import ModelKind, build_own, own_kind, refuse_sizes
 from codescent.models.shape import Kind
 from codescent.models.shape import Shape as Shape
@@ -24,7 +26,8 @@ from codescent.operators.saved_tensors import ForwardPass
 from codescent.plan.activations import SavedTensor
 from codescent.plan.model import Lora, ModelFacts, Size
 from codescent.plan.operators import LayerOperator
-from codescent.plan.shard import Parameter
+from codescent.plan.shard import Parameter, TensorPlan
+from codescent.plan.work import Scalar
 
 if TYPE_CHECKING:
     from torch import nn
@@ -137,7 +140,12 @@ def shape_of(
 
 def parameters_of(kind: str, shape: Shape, lora: Lora | None = None) -> tuple[Parameter, ...]:
     """Every parameter, in forward order; the adapters of a layer follow its own parameters."""
-    return adapted(tuple(_known(kind).parameters(shape)), lora)
+    return adapted(tuple(scaled(_known(kind).parameters(shape), shape.growth)), lora)
+
+
+def rate_factor(facts: ModelFacts, tensor: TensorPlan, update: Mapping[str, Scalar]) -> float:
+    """By what the learning rate of a tensor is multiplied (see `mup.rate_factor`)."""
+    return mup_rate_factor(tensor, shape_of_facts(facts).growth, update)
 
 
 def forward_flops(kind: str, shape: Shape, seq_len: int, lora: Lora | None = None) -> tuple[float, ...]:

@@ -28,6 +28,12 @@ def feed_forward(stream: Stream, shape: Shape, up: str, *, halves: int = 1) -> I
     yield from operations.residual(stream, "mlp", "mlp.down", dropout=shape.dropout > 0)
 
 
+def for_head(stream: Stream, shape: Shape, layer: str) -> Iterator[LayerOperator]:
+    """The factor of mu-P on the rows that the vocabulary matrix reads."""
+    if shape.growth.width != 1.0:
+        yield operations.scaled(stream, "head scale", layer)
+
+
 def head(forward: ForwardPass, shape: Shape) -> Stream:
     """The residual stream as the head reads it."""
     end = shape.num_layers + 1

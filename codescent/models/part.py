@@ -41,6 +41,7 @@ class Part(nn.Module):
         blocks: its blocks, by their number in the whole model. Each can be compiled or sharded by itself.
         tok: the vocabulary matrix of the embedding. A tied head reads it, too.
         norm: the norm before the head.
+        head_factor: see `for_head`.
         objective: what training minimises. In evaluation mode the losses are plain cross-entropies.
         vocabulary: computes the embedding and the loss from the vocabulary matrix.
         tokens_T: the positions of each sample whose tokens this rank reads; None: all.
@@ -65,6 +66,7 @@ class Part(nn.Module):
         self.shape, self.head_chunk_tokens = shape, head_chunk_tokens
         self.embeds, self.ends = 0 in depths, shape.num_layers + 1 in depths
         self.layers = [depth - 1 for depth in depths if 1 <= depth <= shape.num_layers]
+        self.head_factor = 1.0 / shape.growth.width
         self.objective = CROSS_ENTROPY
         self.vocabulary = Vocabulary()
         self.tokens_T: Tensor | None = None
@@ -139,6 +141,10 @@ class Part(nn.Module):
         """The objective in training mode; the plain cross-entropy in evaluation mode."""
         return self.objective if self.training else CROSS_ENTROPY
 
+    def for_head(self, x: Tensor) -> Tensor:
+        """The rows that the vocabulary matrix reads: with mu-P divided by the growth of the width (`models.mup`)."""
+        return x if self.head_factor == 1.0 else x * self.head_factor
+
     def predict(
         self,
         x_BTD: Tensor,
@@ -150,6 +156,7 @@ class Part(nn.Module):
         skip_negative: bool,
     ) -> Tensor:
         """The summed loss (see `operators.head.head_loss`); without targets, the logits."""
+        x_BTD = self.for_head(x_BTD)
         if targets_BT is None:
             return capped(products.linear(x_BTD, weight_VD), self.shape.logit_cap)
         return self.vocabulary.loss(

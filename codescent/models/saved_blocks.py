@@ -46,7 +46,8 @@ def self_attention(
     """What a layer "attn" keeps. `entered`: it reads the residual stream as it comes in."""
     heads = attention_sizes(shape, stream)
     if causal:
-        yield from saved_attention.documents(stream, heads, dropout=shape.dropout > 0)
+        every = replace(stream, depths=(1, shape.num_layers + 1))
+        yield from saved_attention.documents(every, heads, dropout=shape.dropout > 0)
     queries, projected = shape.num_heads * shape.head_dim, shape.num_heads + 2 * shape.num_kv_heads
     yield saved_tensors.read(stream, "attn.qkv", entered=entered)
     yield from saved_tensors.product(stream, "attn.qkv", projected * shape.head_dim)

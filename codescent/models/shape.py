@@ -12,6 +12,8 @@ from typing import Any, ClassVar, Self, cast
 from codescent.base.errors import UserError
 from codescent.models.heads import Heads
 from codescent.models.lora.declare import adapted, adapted_saved
+from codescent.models.mup import KEYS as MUP_KEYS
+from codescent.models.mup import SAME, Growth
 from codescent.operators.saved_tensors import ForwardPass
 from codescent.plan.activations import SavedTensor
 from codescent.plan.model import Lora, Size, pairs_seen, windows_of
@@ -40,6 +42,9 @@ class Shape:
         window: of how many positions a query of causal self-attention sees the keys, its own included; 0: of all.
         full_every: with a window: every so-many-th layer has none; 0: all have it.
         score_cap, logit_cap: soft caps of the scores of attention, and of the logits; 0: none.
+        score_dim: products of queries and keys are divided by its square root; 0: head_dim.
+        mup_base_dim: hidden_dim of the base of mu-P; 0: the model has no mu-P.
+        mup_base_head_dim: head_dim of that base; 0: the same as here.
         refuses: mesh axes that the model does not support, each with the reason; with tp > 1 also keys of [parallel].
         refuses_values: values of keys of [parallel] that it does not support, each with the reason as a clause.
         needs_weights: why its initial values cannot be random; "": they can.
@@ -64,6 +69,9 @@ class Shape:
     full_every: int = 0
     score_cap: float = 0.0
     logit_cap: float = 0.0
+    score_dim: int = 0
+    mup_base_dim: int = 0
+    mup_base_head_dim: int = 0
     refuses: ClassVar[Mapping[str, str]] = {}
     refuses_values: ClassVar[Mapping[str, tuple[tuple[object, ...], str]]] = {}
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -74,8 +82,9 @@ class Shape:
         return cls(**sizes)
 
     def facts(self) -> dict[str, Any]:
-        """The fields as a plan has them; `of` builds the shape from them."""
-        return dataclasses.asdict(cast(Any, self))
+        """The fields as a plan has them, without those of mu-P if there is none; `of` builds the shape from them."""
+        found = dataclasses.asdict(cast(Any, self))
+        return {name: value for name, value in found.items() if value or name not in MUP_KEYS}
 
     @property
     def head_dim(self) -> int:
@@ -86,6 +95,26 @@ class Shape:
     def qkv_bias(self) -> bool:
         """Whether queries, keys and values have biases."""
         return self.bias
+
+    @property
+    def growth(self) -> Growth:
+        """How many times as large it is as its base of mu-P."""
+        if not self.mup_base_dim:
+            return SAME
+        return Growth(self.hidden_dim / self.mup_base_dim, self.head_dim / (self.mup_base_head_dim or self.head_dim))
+
+    @property
+    def base_dim(self) -> int:
+        """hidden_dim of the base of mu-P, for initial values; without mu-P that of the model."""
+        return self.mup_base_dim or self.hidden_dim
+
+    @property
+    def score_width(self) -> float:
+        """Products of queries and keys are divided by its square root; 0: by that of head_dim.
+
+        With mu-P the divisor grows with head_dim, not with its root (Yang et al. 2022, definition 4.1).
+        """
+        return self.score_dim if self.growth.head == 1.0 else (self.score_dim or self.head_dim) * self.growth.head
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -260,12 +289,15 @@ def linear(
     stream: int | None = None,
     alternating: tuple[int, ...] = (),
 ) -> Iterator[Parameter]:
-    """The parameters of a linear layer; the matrix is [outputs, inputs], as in torch.nn.Linear."""
+    """The parameters of a linear layer; the matrix is [outputs, inputs], as in torch.nn.Linear.
+
+    `std` is that of the base of mu-P; see `mup.scaled`.
+    """
     where: dict[str, Any] = {"depths": (depth,), "stream": stream}
     yield Parameter(f"{name}.weight", (outputs, inputs), role, std, alternating=alternating, **where)
     if bias:
         bias_role = Role.BIAS_COLUMN if role is Role.COLUMN else Role.BIAS_ROW
-        yield Parameter(f"{name}.bias", (outputs,), bias_role, **where)
+        yield Parameter(f"{name}.bias", (outputs,), bias_role, fixed=role is Role.LOGITS, **where)
 
 
 def norm(

@@ -142,7 +142,7 @@ class Attention(nn.Module):
             hidden = hidden_keys(qkv_BTW, None if padding_BT is None else padding_BT[:, :length], causal=self.causal)
             if documents is not None:
                 hidden = documents.hidden() if hidden is None else hidden | documents.hidden()
-            y_BHTK = attend(q_BHTK, k_BGTK, v_BGTK, hidden, keys_B, self.dropout, self.first_head)
+            y_BHTK = attend(q_BHTK, k_BGTK, v_BGTK, hidden, keys_B, self.dropout, self.first_head, self.scores)
         y_BTD = self.out(y_BHTK.transpose(1, 2).flatten(2))
         return y_BTD
 
@@ -151,12 +151,15 @@ class CrossAttention(nn.Module):
     """Cross-attention from a target to a source. The rows of `kv` go head by head: the head's key, then its value.
 
     Attributes:
+        scores: of whose traits it knows the factor.
         first_head: index, in the model, of the first head of this rank.
     """
 
-    def __init__(self, width: int, heads: int, bias: bool, dropout: float = 0.0) -> None:
+    def __init__(
+        self, width: int, heads: int, bias: bool, dropout: float = 0.0, *, scores: ScoreTraits = PLAIN
+    ) -> None:
         super().__init__()
-        self.head_dim, self.dropout = width // heads, dropout
+        self.head_dim, self.dropout, self.scores = width // heads, dropout, scores
         self.first_head = 0
         self.q = Linear(width, width, bias)
         self.kv = Linear(width, 2 * width, bias)
@@ -174,7 +177,7 @@ class CrossAttention(nn.Module):
         k_BSHK, v_BSHK = self.kv(source_BSD).unflatten(2, (-1, 2, self.head_dim)).unbind(3)
         hidden = hidden_keys(q_BTHK, padding_BS, causal=False)
         q_BHTK, k_BHSK, v_BHSK = (tensor.transpose(1, 2) for tensor in (q_BTHK, k_BSHK, v_BSHK))
-        y_BHTK = attend(q_BHTK, k_BHSK, v_BHSK, hidden, keys_B, self.dropout, self.first_head)
+        y_BHTK = attend(q_BHTK, k_BHSK, v_BHSK, hidden, keys_B, self.dropout, self.first_head, self.scores)
         out_BTD: Tensor = self.out(y_BHTK.transpose(1, 2).flatten(2))
         return out_BTD
 
@@ -199,7 +202,7 @@ def attend_to_seen(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, seen_B1TS: Te
     """
     head_dim, grouped = q_BHTK.shape[-1], q_BHTK.shape[1] > k_BGSK.shape[1]
     if not scores.cap:
-        scale = scores.factor(head_dim) if scores.width else None
+        scale = scores.scale(head_dim)
         return F.scaled_dot_product_attention(
             q_BHTK, k_BGSK, v_BGSK, attn_mask=seen_B1TS, scale=scale, enable_gqa=grouped
         )
@@ -221,16 +224,20 @@ def attend(
     keys_B: Tensor | None,
     dropout: float,
     first_head: int,
+    scores: ScoreTraits = PLAIN,
 ) -> Tensor:
     """softmax(q k^T / sqrt(head_dim)) v: [B, H, T, K] (Vaswani et al. 2017, equation 1).
+
+    Of `scores` it knows the factor alone, which is another with `width`.
 
     With dropout (`keys_B`) the formula is computed step by step, because no fused kernel supports our dropout masks.
     `hidden` is from `hidden_keys`. `first_head`: index, in the model, of the first of these heads. The output of a
     query that sees no key is undefined.
     """
     if keys_B is None:
-        return products.attention(q_BHTK, k_BHSK, v_BHSK, None if hidden is None else ~hidden)
-    scores_BHTS = products.matmul(q_BHTK * (1.0 / math.sqrt(q_BHTK.shape[-1])), k_BHSK.transpose(2, 3))
+        scale = scores.scale(q_BHTK.shape[-1])
+        return products.attention(q_BHTK, k_BHSK, v_BHSK, None if hidden is None else ~hidden, scale)
+    scores_BHTS = products.matmul(q_BHTK * scores.factor(q_BHTK.shape[-1]), k_BHSK.transpose(2, 3))
     if hidden is not None:
         scores_BHTS = scores_BHTS.masked_fill(hidden, -math.inf)
     _, heads, length, _ = scores_BHTS.shape
@@ -254,8 +261,8 @@ def causal_attention(
     On CUDA this is torch's scaled_dot_product_attention. On a CPU it is `BlockAttention`: with 4 samples of 256
     positions, 12 heads of 64, one AVX-512 core, forward + backward take 9 ms against 33 in bf16, 15 against 34 in fp32.
 
-    With a window or a cap it is `BlockAttention` on every device: torch's kernels have no cap, and would need a mask
-    of all pairs, with which those for groups of heads keep the probabilities of all pairs.
+    With a window or a cap it is `BlockAttention` on every device. torch's kernels have no cap. A window would be a mask
+    of all pairs for them, and those for groups of heads would then keep the probabilities of all pairs.
 
     `documents`: a position sees its own document only; None: a sample is one document. Off a CPU a kernel of variable
     length computes them (`packed_attention`), which has windows; else without a window they are a mask.
@@ -274,7 +281,7 @@ def causal_attention(
         y_BTD = BlockAttention.apply(qkv_BTGEK, recompute, scores, begins_BT)  # type: ignore[no-untyped-call]
         return y_BTD
     q_BHTK, k_BTGK, v_BTGK = _by_kind(qkv_BTGEK)
-    scale = scores.factor(q_BHTK.shape[-1]) if scores.width else None
+    scale = scores.scale(q_BHTK.shape[-1])
     if packed:
         assert offsets_N is not None
         return packed_attention.attend(q_BHTK, k_BTGK, v_BTGK, offsets_N, scores.window, scale)

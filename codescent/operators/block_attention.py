@@ -35,7 +35,7 @@ class ScoreTraits:
 
     window: int = 0
     cap: float = 0.0
-    width: int = 0
+    width: float = 0.0
 
     def within(self, length: int) -> ScoreTraits:
         """The same for samples of so many positions: a window of all of them is none."""
@@ -45,6 +45,10 @@ class ScoreTraits:
     def by_blocks(self) -> bool:
         """Whether no fused kernel of torch computes them without a mask: then it is done block by block."""
         return bool(self.window or self.cap)
+
+    def scale(self, head_dim: int) -> float | None:
+        """The factor, for kernels that know the usual one by themselves; None: it is that."""
+        return self.factor(head_dim) if self.width else None
 
     def factor(self, head_dim: int) -> float:
         """By what products of queries and keys are multiplied."""
@@ -62,7 +66,6 @@ class BlockAttention(torch.autograd.Function):
     k, unless they are small and `is_kept` is true: then forward saves them. With a cap or off a CPU it saves none.
     """
 
-    @staticmethod
     @staticmethod
     def forward(
         ctx: Any, qkv_BTGEK: Tensor, recompute: bool, scores: ScoreTraits, begins_BT: Tensor | None = None
@@ -244,7 +247,7 @@ def _attend_backward(d_y_BTD: Tensor, qkv_EPTK: Tensor, kept: list[Tensor], seen
 # The same attention, opaque to torch.compile: its kernels for these products are no faster, and its SDPA is slower.
 @torch.library.custom_op("codescent::block_attention", mutates_args=())
 def block_attention_op(
-    qkv_BTGEK: Tensor, window: int = 0, cap: float = 0.0, width: int = 0, begins_BT: Tensor | None = None
+    qkv_BTGEK: Tensor, window: int = 0, cap: float = 0.0, width: float = 0.0, begins_BT: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The attention output [B, T, D], and the projections by head, [E, P, T, K], which backward reads."""
     wide_BTGEK, scores = products.widened(qkv_BTGEK), ScoreTraits(window, cap, width)
@@ -258,7 +261,7 @@ def block_attention_op(
 
 @torch.library.custom_op("codescent::block_attention_backward", mutates_args=())
 def _block_attention_backward_op(
-    d_y_BTD: Tensor, qkv_EPTK: Tensor, window: int, cap: float, width: int, begins_BT: Tensor | None
+    d_y_BTD: Tensor, qkv_EPTK: Tensor, window: int, cap: float, width: float, begins_BT: Tensor | None
 ) -> Tensor:
     wide, scores = (products.widened(d_y_BTD), products.widened(qkv_EPTK)), ScoreTraits(window, cap, width)
     return _attend_backward_each(*wide, [], scores, begins_BT).to(d_y_BTD.dtype)
@@ -266,7 +269,7 @@ def _block_attention_backward_op(
 
 @block_attention_op.register_fake
 def _attention_shapes(
-    qkv_BTGEK: Tensor, window: int = 0, cap: float = 0.0, width: int = 0, begins_BT: Tensor | None = None
+    qkv_BTGEK: Tensor, window: int = 0, cap: float = 0.0, width: float = 0.0, begins_BT: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     batch, length, groups, rows, head_dim = qkv_BTGEK.shape
     y_BTD = qkv_BTGEK.new_empty(batch, length, groups * (rows - 2) * head_dim)
@@ -275,7 +278,7 @@ def _attention_shapes(
 
 @_block_attention_backward_op.register_fake
 def _attention_backward_shape(
-    d_y_BTD: Tensor, qkv_EPTK: Tensor, window: int, cap: float, width: int, begins_BT: Tensor | None
+    d_y_BTD: Tensor, qkv_EPTK: Tensor, window: int, cap: float, width: float, begins_BT: Tensor | None
 ) -> Tensor:
     rows, pairs, length, head_dim = qkv_EPTK.shape
     return d_y_BTD.new_empty(len(d_y_BTD), length, pairs // len(d_y_BTD), rows, head_dim)

@@ -17,8 +17,7 @@ from codescent.operators.linear import is_kept
 # geglu(g, u) = gelu(g) u  (the same equation), with gelu in its tanh form, as in activations.py
 
 Piece = Callable[[Tensor, Tensor, bool], tuple[Tensor, Tensor | None, Tensor]]
-"""g, u, whether slopes are wanted -> the value, its slope in g if it is wanted, its slope in u (which may be wrong if
-it is not wanted)."""
+"""g, u, whether slopes are wanted -> the value, its slope in g, its slope in u. Unwanted slopes may be wrong."""
 
 
 def _swiglu(g: Tensor, u: Tensor, wants: bool) -> tuple[Tensor, Tensor | None, Tensor]:

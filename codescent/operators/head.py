@@ -379,7 +379,7 @@ def _head_loss_op(
     wants_gradient: bool,
     label_smoothing: float,
     z_loss: float,
-    cap: float,
+    cap: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     d_weight_dtype = weight_VD.dtype if wants_gradient else None
     losses_ = _capping(_with_objective(_softmax_gradient_, Objective(label_smoothing, z_loss)), cap)
@@ -400,7 +400,7 @@ def _head_loss_shapes(
     wants_gradient: bool,
     label_smoothing: float,
     z_loss: float,
-    cap: float,
+    cap: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     loss = x_ND.new_empty((), dtype=torch.promote_types(x_ND.dtype, torch.float32))
     if not wants_gradient:

@@ -139,15 +139,17 @@ def bmm(a_PNK: Tensor, b_PKM: Tensor) -> Tensor:
     return torch.matmul(widened(a_PNK), widened(b_PKM)).to(a_PNK.dtype)
 
 
-def attention(q_BHTC: Tensor, k_BHSC: Tensor, v_BHSC: Tensor, seen: Tensor | None) -> Tensor:
-    """torch's scaled_dot_product_attention: [B, H, T, C]. Differentiable.
+def attention(
+    q_BHTC: Tensor, k_BHSC: Tensor, v_BHSC: Tensor, seen: Tensor | None, scale: float | None = None
+) -> Tensor:
+    """torch's scaled_dot_product_attention: [B, H, T, C]. Differentiable. `scale` None: 1 / sqrt(C).
 
     Its bf16 kernel for CPUs is 5 times slower than fp32 in backward on a processor without bf16. `seen`: bool, False
     at keys that a query must not see, broadcasts to [B, H, T, S]; None: it sees all keys.
     """
     if not widens(q_BHTC):
-        return F.scaled_dot_product_attention(q_BHTC, k_BHSC, v_BHSC, seen)
-    y_BHTC: Tensor = _wide_attention(q_BHTC, k_BHSC, v_BHSC, seen)[0]
+        return F.scaled_dot_product_attention(q_BHTC, k_BHSC, v_BHSC, seen, scale=scale)
+    y_BHTC: Tensor = _wide_attention(q_BHTC, k_BHSC, v_BHSC, seen, scale)[0]
     return y_BHTC
 
 
@@ -243,10 +245,12 @@ _wide_product_op.register_autograd(_product_backward, setup_context=_save_operan
 
 
 @torch.library.custom_op("codescent::wide_attention", mutates_args=())
-def _wide_attention(q_BHTC: Tensor, k_BHSC: Tensor, v_BHSC: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
+def _wide_attention(
+    q_BHTC: Tensor, k_BHSC: Tensor, v_BHSC: Tensor, seen: Tensor | None, scale: float | None
+) -> tuple[Tensor, Tensor]:
     """The output, and log(sum(exp(score))) of each query in fp32, for backward."""
-    wide = (q_BHTC.float(), k_BHSC.float(), v_BHSC.float())
-    y_BHTC, lse_BHT = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*wide, attn_mask=_mask(seen))
+    wide, forward = (q_BHTC.float(), k_BHSC.float(), v_BHSC.float()), torch.ops.aten
+    y_BHTC, lse_BHT = forward._scaled_dot_product_flash_attention_for_cpu(*wide, attn_mask=_mask(seen), scale=scale)
     return torch.empty_like(q_BHTC).copy_(y_BHTC), lse_BHT
 
 
@@ -256,7 +260,9 @@ def _mask(seen: Tensor | None) -> Tensor | None:
 
 
 @_wide_attention.register_fake
-def _attention_shapes(q_BHTC: Tensor, k_BHSC: Tensor, v_BHSC: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
+def _attention_shapes(
+    q_BHTC: Tensor, k_BHSC: Tensor, v_BHSC: Tensor, seen: Tensor | None, scale: float | None
+) -> tuple[Tensor, Tensor]:
     return torch.empty_like(q_BHTC), q_BHTC.new_empty(q_BHTC.shape[:-1], dtype=torch.float32)
 
 
@@ -269,10 +275,11 @@ def _wide_attention_backward(
     y_BHTC: Tensor,
     lse_BHT: Tensor,
     seen: Tensor | None,
+    scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     wide = [tensor.float() for tensor in (d_y_BHTC, q_BHTC, k_BHSC, v_BHSC, y_BHTC)]
     backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    d_q, d_k, d_v = backward(*wide, lse_BHT, 0.0, False, attn_mask=_mask(seen))
+    d_q, d_k, d_v = backward(*wide, lse_BHT, 0.0, False, attn_mask=_mask(seen), scale=scale)
     # In the layout that `_attention_gradient_shapes` promises to compiled code.
     return torch.empty_like(q_BHTC).copy_(d_q), torch.empty_like(k_BHSC).copy_(d_k), torch.empty_like(v_BHSC).copy_(d_v)
 
@@ -286,16 +293,18 @@ def _attention_gradient_shapes(
     y_BHTC: Tensor,
     lse_BHT: Tensor,
     seen: Tensor | None,
+    scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(q_BHTC), torch.empty_like(k_BHSC), torch.empty_like(v_BHSC)
 
 
 def _save_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(*inputs[:3], *output, inputs[3])
+    ctx.scale = inputs[4]
 
 
 def _attention_gradients(ctx: Any, d_y_BHTC: Tensor, _d_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-    return *_wide_attention_backward(d_y_BHTC, *ctx.saved_tensors), None
+    return *_wide_attention_backward(d_y_BHTC, *ctx.saved_tensors, ctx.scale), None, None
 
 
 _wide_attention.register_autograd(_attention_gradients, setup_context=_save_attention)

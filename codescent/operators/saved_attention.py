@@ -78,7 +78,8 @@ def in_blocks(stream: Stream, heads: AttentionSizes) -> bool:
 
 
 def documents(stream: Stream, heads: AttentionSizes, *, dropout: bool) -> Iterator[SavedTensor]:
-    """What blocks read of documents, once for a chunk. Blocks that are computed again keep both tensors.
+    """What blocks read of documents, once for a chunk. Blocks that are computed again keep both tensors. The stream has
+    the depths of all blocks; the sizes are those of some.
 
     Where documents begin is int64 for each position. On CUDA its kernel reads their offsets, too: int32 for each
     document; declared are those of samples with at most 7 documents.
@@ -86,15 +87,14 @@ def documents(stream: Stream, heads: AttentionSizes, *, dropout: bool) -> Iterat
     if not stream.forward.documents:
         return
     samples, reads = stream.forward.samples, BLOCK_INPUTS if dropout else RECOMPUTES
-    once: dict[str, Any] = {"once": True, "unless": max(stream.depths[0] - 1, 0)}  # blocks with another window have it
     for device, under in ((CPU, reads), (CUDA, reads if in_blocks(stream, heads) else BLOCK_INPUTS)):
         shape, dims = (samples, stream.positions), (Dim.SAMPLE, Dim.WHOLE)
-        yield stream.tensor(BEGINS, shape, dims, on=device, under=under, dtype="int64", **once)
+        yield stream.tensor(BEGINS, shape, dims, on=device, under=under, dtype="int64", once=True)
     by_kernel = () if dropout or by_mask(stream, heads) or in_blocks(stream, heads) else IN_BLOCKS
     for core, kept in ((False, BLOCK_INPUTS), (True, by_kernel)):
         numbers = (samples * FEW_DOCUMENTS + 1,)
-        options: dict[str, Any] = {"dtype": "int32", "on": CUDA, "core": core, "under": kept}
-        yield stream.tensor("offsets of documents", numbers, (Dim.WHOLE,), **options, **once)
+        options: dict[str, Any] = {"dtype": "int32", "on": CUDA, "core": core, "under": kept, "once": True}
+        yield stream.tensor("offsets of documents", numbers, (Dim.WHOLE,), **options)
 
 
 def causal_attention(stream: Stream, name: str, heads: AttentionSizes) -> Iterator[SavedTensor]:

@@ -51,6 +51,7 @@ class Parameter:
         trained: False: it has no gradient, no optimizer state and no master copy.
         alternating: the parameter holds several matrices: so many rows of the first, so many of the second, and so on;
             then again from the first, to the last row. All dims but the last count rows. Empty: it is one matrix.
+        fixed: it is a vector whose length does not follow the width of the model: a bias of logits.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Parameter:
     stream: int | None = None
     trained: bool = True
     alternating: tuple[int, ...] = ()
+    fixed: bool = brief(False)
 
     @property
     def matrices(self) -> tuple[tuple[int, int], ...]:
@@ -133,6 +135,7 @@ class TensorPlan:
         bucket_dtype: dtype of a copy of the gradient for the collective; "": the gradient itself is sent.
         partial: axes whose ranks replicate the tensor and hold partial sums of its gradient. REDUCE adds them.
         apart: axes whose ranks train apart: their weights and optimizer state differ within a round.
+        rate_factor: the learning rate of the tensor is multiplied by it, and its weight decay divided (`models.mup`).
         averaged: a moving average of the weights is kept beside the optimizer's state, in its dtype.
         weights_in, gradients_in, optimizer_in: the memory where each is stored while unused. The master copy is
             stored, and the update computed, in `optimizer_in`.
@@ -155,6 +158,7 @@ class TensorPlan:
     orthogonalized: bool = False
     apart: tuple[str, ...] = brief(())
     averaged: bool = brief(False)
+    rate_factor: float = brief(1.0)
 
     @property
     def updated_on_host(self) -> bool:

@@ -52,7 +52,7 @@ class Facts:
         model: keys of [model] and [lora].
         config: all other keys, without those of the layout.
         layout: keys of [parallel], and the micro-batches.
-        software, hardware: facts of environment.json.
+        software, hardware: facts of environment.json. Users' code is software, by its hash.
         data: fingerprint of the dataset.
         inside: for each side that has some, the facts in which its own runs differ.
     """
@@ -74,7 +74,12 @@ def facts(a: Sequence[Run], b: Sequence[Run]) -> Facts:
         name: (_once(_fact(run, name) for run in a), _once(_fact(run, name) for run in b))
         for name in (*SOFTWARE, *HARDWARE, *PLACES, "dataset.digest")
     }
-    both = {**keys, **environment}
+    code = {
+        name: (_once(_own_code(run).get(name) for run in a), _once(_own_code(run).get(name) for run in b))
+        for name in dict.fromkeys(name for run in (*a, *b) for name in _own_code(run))
+    }
+    of_code = {f"code of {name}": values for name, values in code.items()}
+    both = {**keys, **environment, **of_code}
     sides = (("A", 0), ("B", 1))
     inside = {side: [name for name, values in both.items() if len(values[at]) > 1] for side, at in sides}
     apart = {name: values for name, values in both.items() if values[0] != values[1]}
@@ -84,7 +89,7 @@ def facts(a: Sequence[Run], b: Sequence[Run]) -> Facts:
         model=_only(apart, model),
         config=_only(apart, set(keys) - model - layout),
         layout=_only(apart, layout),
-        software=_only(apart, SOFTWARE),
+        software=_only(apart, (*SOFTWARE, *of_code)),
         hardware=_only(apart, (*HARDWARE, *PLACES)),
         data=_only(apart, ("dataset.digest",)),
         inside={side: names for side, names in inside.items() if names},
@@ -117,6 +122,13 @@ def _fact(run: Run, name: str) -> Any:
     ):  # earlier versions compiled what the config names, and wrote no choice
         return run.keys.get("train.compile")
     return found
+
+
+def _own_code(run: Run) -> dict[str, Any]:
+    """The hash of the users' code that a run had, by key."""
+    codes = run.environment.get("own_code")
+    items = codes.items() if isinstance(codes, Mapping) else ()
+    return {key: code.get("sha256") for key, code in items if isinstance(code, Mapping)}
 
 
 class Alike(StrEnum):

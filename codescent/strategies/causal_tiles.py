@@ -185,11 +185,13 @@ class CausalTiles:
     ) -> tuple[Tensor, Tensor | None]:
         """q k^T, capped, -inf where the key is later than the query, or before its window or its document; and the
         slope of the cap."""
-        products_PNS = products.bmm(_rows(q_PRTK, tile), k_PTK[:, tile.keys].transpose(1, 2)).to(wide)
-        slope_PNS = cap_(products_PNS, self.scores.cap) if self.scores.cap else None
-        scores_PNS = _masked(products_PNS, len(q_PRTK), tile)
+        scores_PNS, slope_PNS = products.bmm(_rows(q_PRTK, tile), k_PTK[:, tile.keys].transpose(1, 2)), None
+        if self.scores.cap:
+            scores_PNS = scores_PNS.to(wide)
+            slope_PNS = cap_(scores_PNS, self.scores.cap)
+        scores_PNS = _masked(scores_PNS, len(q_PRTK), tile)
         if not self.hides:
-            return scores_PNS, slope_PNS
+            return scores_PNS.to(wide), slope_PNS
         queries_Q = self.positions(self.index, q_PRTK.device)[tile.queries]
         keys_S = self.positions(source, q_PRTK.device)[tile.keys]
         if self.scores.window:
@@ -199,7 +201,7 @@ class CausalTiles:
             past_BQS = keys_S < self.begins_BT[:, queries_Q, None]
             by_sample = scores_PNS.view(len(past_BQS), -1, *past_BQS.shape[1:])
             by_sample.masked_fill_(past_BQS[:, None], -math.inf)
-        return scores_PNS, slope_PNS
+        return scores_PNS.to(wide), slope_PNS
 
     def _dropped(self, keys_B: Tensor, source: int, tile: Tile, p_PNS: Tensor) -> Tensor:
         """The same dropout mask as on one device: row = head * seq_len + query position, column = key position."""

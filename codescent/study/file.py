@@ -34,7 +34,7 @@ NODES, LAYOUT = "nodes", "layout"
 """Axes that set no single key: machines that share the ranks; several keys of [parallel], as in `prove --layouts`."""
 
 WORKERS: Mapping[Kind, str] = {Kind.STRONG: "ranks", Kind.WEAK: "ranks", Kind.THREADS: "threads"}
-"""The axis that grows. Kind.GRID has none."""
+"""The axis that grows. The other kinds have none."""
 
 OWN_KEYS = ("run.folder", "run.name", "train.num_steps", "train.num_epochs")
 """Keys that the study sets for each run."""
@@ -52,7 +52,8 @@ class StudyKeys(BaseModel):
     config: str = Field(description="base config: a path relative to the study file, or the name of a shipped config")
     kind: Annotated[Kind, Field(strict=False)] = Field(description="what stays constant: see below")
     baseline: dict[str, Any] = Field(
-        default_factory=dict, description="values of axes that name the point to which speed-up refers"
+        default_factory=dict,
+        description="values of axes that name the point to which speed-up refers; of widths, the base of mu-P",
     )
     repeats: int = Field(5, ge=1, le=1000, description="runs of each point")
     steps: int = Field(20, ge=1, description="measured steps of each run")
@@ -152,7 +153,8 @@ def _problems(study: StudyFile, baseline: Mapping[str, Any]) -> Iterator[tuple[t
         yield (), "no axis: write [axes] and a list of values for a key, such as ranks = [1, 2, 4]"
     wanted = WORKERS.get(study.study.kind)
     if names and wanted and wanted not in names:
-        others = " or ".join(f'kind = "{kind}"' for kind in Kind if kind is Kind.GRID or WORKERS[kind] in names)
+        kinds = [*(kind for kind, axis in WORKERS.items() if axis in names), Kind.GRID]
+        others = " or ".join(f'kind = "{kind}"' for kind in kinds)
         yield ("study", "kind"), f'kind = "{study.study.kind}": needs the axis {wanted}; or write {others}'
     if not baseline:
         first = names[0] if names else "ranks"

@@ -20,6 +20,7 @@ class Kind(StrEnum):
     WEAK = "weak"  # the batch of each rank
     THREADS = "threads"  # the batch; the workers are threads of one rank
     GRID = "grid"  # nothing grows: the points are compared with the baseline
+    WIDTHS = "widths"  # learning rate and seed, while the model gets wider: the sizes of activations are compared
 
 
 class PointState(StrEnum):

@@ -49,6 +49,7 @@ KIND_WORDS: Mapping[Kind, str] = {
     Kind.WEAK: "weak scaling: the batch of each rank stays the same",
     Kind.THREADS: "threads of one rank: the batch stays the same",
     Kind.GRID: "a grid of settings",
+    Kind.WIDTHS: "the sizes of activations while the model gets wider, without and with mu-P",
 }
 """What stays constant in a study."""
 

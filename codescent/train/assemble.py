@@ -206,7 +206,15 @@ def _weight(tensor: TensorPlan, held: torch.Tensor, this_rank: ThisRank) -> Weig
     if tensor.updated_on_host:
         master = torch.empty(held.shape, dtype=TORCH_DTYPE[tensor.master_dtype], device="cpu")
     return Weight(
-        parameter.name, held, master, parameter.decay, parameter.shape, offsets, counts, tensor.updated_on_host
+        parameter.name,
+        held,
+        master,
+        parameter.decay,
+        parameter.shape,
+        offsets,
+        counts,
+        tensor.updated_on_host,
+        tensor.rate_factor,
     )
 
 

@@ -34,6 +34,10 @@ ON_DEVICE = ("adamw", "adam", "sgd")
 """Kinds whose fused kernels read from device tensors by how much to clip, and whether to skip the step."""
 
 
+FACTOR = "rate_factor"
+"""Key of a group of weights whose learning rate is multiplied (`Weight.rate_factor`)."""
+
+
 EPS = 1e-6
 """Added to the norm by torch.nn.utils.clip_grads_with_norm_, when it clips."""
 
@@ -53,6 +57,7 @@ class Weight:
         master: the weights that the optimizer updates: the same tensor as `tensor`, unless weights are bf16 or are
             updated in host memory.
         decay: whether weight decay applies.
+        rate_factor: its learning rate is multiplied by it, and its weight decay divided.
         shape: of the whole parameter, if it is sharded.
         offsets: index of this shard's first element in each dim of the whole; None: not sharded.
         counted: whether this rank counts the tensor in the gradient norm; one rank does for each shard.
@@ -67,6 +72,7 @@ class Weight:
     offsets: tuple[int, ...] | None = None
     counted: bool = True
     updated_on_host: bool = False
+    rate_factor: float = 1.0
 
     def named(self, value: torch.Tensor) -> torch.Tensor | Box:
         """Prepare a tensor (the master copy or its optimizer state) for a checkpoint: a Box if it is sharded."""
@@ -142,17 +148,12 @@ class Optimizer:
         self.narrow = any(weight.master is not weight.tensor for weight in self.weights)
         self.on_host = any(weight.updated_on_host for weight in self.weights)
         self.muon = Muon(self.masters, matrices, config) if matrices else None
+        if self.muon is not None:  # its matrices have the same factor
+            _set_factor(self.muon.param_groups[0], self.weights[matrices[0].indices[0]].rate_factor)
         self.units = self._make_units(matrices)
         self.host_copy = HostCopy(self.weights, [unit.indices for unit in self.units]) if self.on_host else None
         others = [self.weights[index] for unit in self.units if unit.matrices is None for index in unit.indices]
-        decayed = [weight.master for weight in others if weight.decay]
-        plain = [weight.master for weight in others if not weight.decay]
-        groups: list[dict[str, Any]] = [
-            {"params": params, "weight_decay": decay}
-            for params, decay in ((decayed, config.weight_decay), (plain, 0.0))
-            if params or not others  # torch needs at least one group, even if it has nothing to update
-        ]
-        self.torch = _torch_optimizer(groups, config)
+        self.torch = _torch_optimizer(_groups(others, config.weight_decay), config)
         self._allocate_state()
 
     def _make_units(self, matrices: Sequence[MatrixRound]) -> list[Unit]:
@@ -201,9 +202,10 @@ class Optimizer:
 
     def _set_learning_rate(self, rate: float) -> None:
         for group in self.torch.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get(FACTOR, 1.0)
         if self.muon is not None:
-            self.muon.param_groups[0]["lr"] = rate * self.config.peak_of_muon / self.config.learning_rate
+            group = self.muon.param_groups[0]
+            group["lr"] = rate * self.config.peak_of_muon / self.config.learning_rate * group[FACTOR]
 
     @torch.no_grad()
     def step(
@@ -325,6 +327,26 @@ class Optimizer:
         for weight, master in zip(self.weights, self.masters, strict=True):
             if master is not weight.tensor:
                 weight.tensor.copy_(master)
+
+
+def _groups(weights: Sequence[Weight], weight_decay: float) -> list[dict[str, Any]]:
+    """The groups of torch's optimizer: weights with equal decay and equal factor of the learning rate."""
+    found: dict[tuple[bool, float], list[torch.Tensor]] = {}
+    for weight in sorted(weights, key=lambda one: not one.decay):
+        found.setdefault((weight.decay, weight.rate_factor), []).append(weight.master)
+    groups: list[dict[str, Any]] = []
+    for (decay, factor), params in found.items():
+        groups.append({"params": params, "weight_decay": weight_decay if decay else 0.0})
+        if factor != 1.0:
+            _set_factor(groups[-1], factor)
+    return groups or [{"params": [], "weight_decay": weight_decay}]  # torch needs a group
+
+
+def _set_factor(group: dict[str, Any], factor: float) -> None:
+    """Multiply the learning rate of a group. A step shrinks its weights as much as those of others: the decay, by which
+    torch multiplies the rate, is divided."""
+    group[FACTOR] = factor
+    group["weight_decay"] /= factor
 
 
 def _units(indices: Sequence[int], sizes: Sequence[int], most: int) -> Iterator[list[int]]:

@@ -44,7 +44,7 @@ def _copied(weight: Weight) -> Weight:
     """The same weights in memory of their own. bf16 ones have masters apart, so that gradients are cast as before."""
     master = weight.master.detach().clone()
     tensor = master if weight.tensor is weight.master else weight.tensor.detach().clone()
-    return Weight(weight.name, tensor, master, weight.decay, weight.shape)
+    return Weight(weight.name, tensor, master, weight.decay, weight.shape, rate_factor=weight.rate_factor)
 
 
 class _Replay:

@@ -19,7 +19,8 @@ def server_weights(plan: Plan, index: int, *, replaced: bool) -> list[Weight]:
         parameter = tensor.parameter
         rows = torch.empty((piece.stop - piece.first, *parameter.shape[1:]), dtype=TORCH_DTYPE[tensor.optimizer_dtype])
         offsets = (piece.first, *(0 for _ in parameter.shape[1:]))
-        found.append(Weight(parameter.name, rows, rows, parameter.decay, parameter.shape, offsets))
+        factor = tensor.rate_factor
+        found.append(Weight(parameter.name, rows, rows, parameter.decay, parameter.shape, offsets, rate_factor=factor))
         slices = (slice(piece.first, piece.stop), *(slice(0, size) for size in parameter.shape[1:]))
         boxes.append((parameter, rows, slices))
     write_initial_values_(plan.seed, plan.model, boxes, replaced=replaced)

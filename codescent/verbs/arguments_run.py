@@ -120,7 +120,7 @@ def data(verb: argparse.ArgumentParser) -> None:
     key_help = "column or JSON key of the text (default: text, content or the only one of strings)"
     add("--text-key", type=text, help=key_help)
     add("--as-text", action="store_true", help="every file is plain text, whatever it looks like: JSON, CSV, questions")
-    add("--workers", type=positive, metavar="N", help="number of processes (default: one per core)")
+    add("--workers", type=positive, metavar="N", help="number of threads (default: one per core)")
     add("--verify", action="store_true", help="read every token again and compare the shards' hashes")
     add = verb.add_argument_group("random numbers instead of a corpus (data.task tensors)").add_argument
     add("--synthetic", type=positive, metavar="SAMPLES", help="number of training samples to generate")

@@ -20,6 +20,7 @@ from codescent.base.published import published
 from codescent.base.reading import read_text
 from codescent.base.writing import make_folder
 from codescent.huggingface import kind_of, peft
+from codescent.huggingface.folded import FoldedWeights, plain_shape
 from codescent.huggingface.folder import CONFIG, parts_of
 from codescent.huggingface.kind import Kind
 from codescent.huggingface.rounding import Rounding
@@ -68,19 +69,23 @@ def export_run(
         raise UserError(f"{folder}: exists already; give the name of a new folder")
     trained = find(run, best=best, step=step, ema=ema)
     name, shape, dtype = trained.resolved.model.kind, trained.resolved.shape, dtype or trained.config.train.precision
+    with_mup = shape
     try:
+        shape = plain_shape(shape)
         kind = kind_of(name, shape)
     except UserError as error:
         raise UserError(*(f"{run}: {problem}" for problem in error.problems)) from error
     if as_adapters:
         return _export_adapters(trained, folder, dtype, kind)
-    values = Values(trained)
+    values: Read = Values(trained).box
+    if with_mup.mup_base_dim:
+        values = FoldedWeights(name, with_mup, values).box
     parts = [part for of_one in parts_of(kind, shape).values() for part in of_one]
     zeros = {part.parameter.name for part in parts} - {parameter.name for parameter in trained.declared}
     files = shards(parts, NUMBER_FORMATS[dtype].code, max_shard_bytes)
     texts, ends = _texts(trained)
     texts = {CONFIG: json.dumps(_settings(kind, shape, dtype, ends), indent=2) + "\n", **texts}
-    rounding = _publish(folder, files, dtype, values.box, zeros, texts)
+    rounding = _publish(folder, files, dtype, values, zeros, texts)
     size = sum(shard.size_bytes for shard in files)
     where = f"{len(files)} files" if len(files) > 1 else files[0].file
     lines = [f"{trained.which} of {run}: {len(parts)} tensors, {size:,} bytes ({dtype}), {where}"]

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.json_text import json_text
-from codescent.base.output import say
+from codescent.base.output import say, warn
 from codescent.base.refusal import Change
 from codescent.build import saved_plan
 from codescent.build.accept import changed
 from codescent.config.load import load
+from codescent.config.own_keys import changed_code, own_code
 from codescent.config.sections import Config
 from codescent.plan import Plan
 from codescent.record import CHECKPOINTS, RunFolder
@@ -49,6 +50,7 @@ def replay_run(path: Path, *, as_json: bool) -> int:
     recorded = folder.read_environment()
     if not recorded:
         raise UserError(f"{path}: has no environment.json, which names its kernels and threads; it cannot be replayed")
+    warn(*changed_code(recorded.get("own_code") or {}, own_code(config)))
     found = again(config, _alone(config, plan), plan, folder.path, saved, recorded)
     expected = read_tensors(saved.path, list(found))
     far = {name: distance(value, expected[name]) for name, value in found.items()}

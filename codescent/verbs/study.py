@@ -29,10 +29,11 @@ from codescent.study.listing import commands
 from codescent.study.opened import StudyRuns, evaluate_folder
 from codescent.study.points import axes_of, specs_of
 from codescent.study.repeat import repeat_of
-from codescent.study.result import PointState, Study
+from codescent.study.result import Kind, PointState, Study
 from codescent.study.runner import Progress, Turn, run_turns, turns_of
 from codescent.study.shipped import find
 from codescent.study.table import STUDY_CSV, lacking, read_table, rows_of, write_table
+from codescent.verbs import study_widths
 from codescent.verbs.study_json import study_json
 from codescent.verbs.study_scripts import write_scripts
 from codescent.verbs.study_tables import show
@@ -57,6 +58,9 @@ def main(arguments: Namespace) -> int:
         return _shown(arguments, StudyFolder.open(arguments.file), baseline)
     file = find(arguments.file)
     study = read_study(file)
+    where = arguments.folder or Path(FOLDER) / study.study.name
+    if study.study.kind is Kind.WIDTHS:
+        return study_widths.main(arguments, study, baseline, where)
     if arguments.table is not None:
         keys = study.study
         taken = read_table(arguments.table, keys.kind, study.axis_names)
@@ -70,7 +74,7 @@ def main(arguments: Namespace) -> int:
     definition = Definition.of(study, specs, refusals(study, specs))
     for given in filter(None, (definition.baseline, baseline)):
         check_baseline(replace(definition, baseline=given))
-    folder = StudyFolder.create(arguments.folder or Path(FOLDER) / study.study.name, definition)
+    folder = StudyFolder.create(where, definition)
     if arguments.list:
         if arguments.to is None:
             _list(folder, as_json=arguments.json)

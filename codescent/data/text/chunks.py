@@ -13,6 +13,7 @@ from codescent.data.text.records import DocumentPiece
 
 CHUNK_CHARS = 1 << 19
 SEARCH_CHARS = 1 << 16  # a safe cut is searched in so many characters before the limit
+NEAR_CHARS = 1 << 11  # and first in so many
 WINDOW_CHARS = 256  # characters on either side that decide whether a cut is safe
 MAX_TRIES = 64
 MAX_UNCUT_CHARS = 1 << 23  # after so many characters without a safe cut the text is cut: a forced cut
@@ -119,10 +120,16 @@ class _Cutter:
         """The last word end before the limit at which the tokenizer allows a cut; None: there is none."""
         if self._context_free:
             return self._limit
-        ends = [match.end() for match in _WORD_END.finditer(self.pending, self._limit - SEARCH_CHARS, self._limit)]
+        ends = self._word_ends(min(NEAR_CHARS, SEARCH_CHARS))  # a text of words has enough there
+        if len(ends) < MAX_TRIES:
+            ends = self._word_ends(SEARCH_CHARS)
         for place in reversed(ends[-MAX_TRIES:]):
             left = self.pending[max(0, place - WINDOW_CHARS) : place]
             right = self.pending[place : min(place + WINDOW_CHARS, border or len(self.pending))]
             if self._cut_is_safe(left, right):
                 return place
         return None
+
+    def _word_ends(self, search_chars: int) -> list[int]:
+        """Places between a word and white space, in the last `search_chars` characters before the limit."""
+        return [match.end() for match in _WORD_END.finditer(self.pending, self._limit - search_chars, self._limit)]

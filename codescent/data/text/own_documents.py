@@ -51,7 +51,9 @@ class OwnTexts:
 
     def stamp(self) -> str:
         """Changes with the code, `version()`, and size or time of a file. Raises UserError: a file is not there."""
-        lines = [str(own_names.code_of(KEY, self.name)["sha256"]), str(self.documents.version())]
+        lines = [str(own_names.code_of(KEY, self.name)["sha256"])]
+        with own_names.in_a_sentence():  # an OSError would be taken for one of a prepared file
+            lines.append(str(self.documents.version()))
         for file in map(Path, self.documents.files):
             try:
                 stat = file.stat()
@@ -83,11 +85,12 @@ class OwnTexts:
             raise self._wrong("read gives other documents than at the first time; it must give the same ones each time")
         self._sha256 = digest.hexdigest()
 
-    def _read(self) -> Iterable[object]:
-        found: object = self.documents.read()
-        if not isinstance(found, Iterable) or isinstance(found, str):
-            raise self._wrong(f"read returns a {type(found).__name__}; must be an iterator of str")
-        return found
+    def _read(self) -> Iterator[object]:
+        with own_names.in_a_sentence():
+            found: object = self.documents.read()
+            if not isinstance(found, Iterable) or isinstance(found, str):
+                raise self._wrong(f"read returns a {type(found).__name__}; must be an iterator of str")
+            yield from found
 
     def _wrong(self, what: str) -> UserError:
         return UserError(f"{KEY} = {self.name}: {what}")

@@ -25,7 +25,7 @@ from codescent.data.text import corpora
 from codescent.data.text.chunks import cut_chunks, split_point
 from codescent.data.text.corpora import Corpus
 from codescent.data.text.dataset import check_shards, locate_request, read_description, token_shards
-from codescent.data.text.pool import Encoded, WorkerPool, encode_in_process
+from codescent.data.text.pool import Encoded, encode_chunks
 from codescent.data.text.records import DocumentPiece, Reading
 from codescent.data.text.request import (
     ALL_TRAIN,
@@ -44,7 +44,6 @@ from codescent.data.tokenizers.tokenizer import NO_END, CharTokenizer, Tokenizer
 SCAN = "scan.json"
 """File in the hidden folder: the result of the first pass, and later the sha256 of the tokenizer's file."""
 JOURNAL_EVERY_CHUNKS = 16
-WORTH_WORKERS_S = 1.0  # less work than this is finished before workers have started
 BPE_TRAINING_CHARS = 1 << 27  # a BPE is trained on every n-th chunk, to read at most so many characters
 
 
@@ -67,8 +66,7 @@ def prepare(
             returned unchanged.
         tokenizer, validation_fraction, text_key, train_bpe, as_text: see `make_request`.
         root: the folder of datasets; created if it does not exist.
-        num_workers: processes that tokenise; the shards do not depend on it. None: one per core, for small work one.
-            1: this process tokenises.
+        num_workers: threads that tokenise; the shards do not depend on it. None: one per core.
         progress: show bars (on a terminal) or lines on the standard error.
 
     Raises:
@@ -79,9 +77,9 @@ def prepare(
         return shards
     request = make_request(corpus, tokenizer, validation_fraction, text_key, train_bpe, as_text=as_text)
     if num_workers is not None and num_workers < 1:
-        raise UserError(f"workers: {num_workers} is not a number of processes: 1 or more")
+        raise UserError(f"workers: {num_workers} is not a number of threads: 1 or more")
     if num_workers is not None and num_workers > (most := most_processes()):
-        raise UserError(f"workers: {num_workers}: the memory of this machine has room for {most} processes at most")
+        raise UserError(f"workers: {num_workers}: the memory of this machine has room for {most} threads at most")
     if found := locate_request(request, root):
         return found
     partial = request.partial_folder(root)
@@ -226,15 +224,13 @@ class _Preparation:
         chunks = cut_chunks(self._blocks(corpus), train_characters, tokenizer.context_free, tokenizer.cut_is_safe)
         rest = islice(chunks, writer.chunks_done, None)
         done = sum(split.characters for split in written)
-        seconds = (counted.characters - done) / tokenizer.chars_per_s
-        num_workers = self.num_workers or (available_cores() if seconds > WORTH_WORKERS_S else 1)
+        encoded = encode_chunks(rest, tokenizer, separate, self.num_workers or available_cores())
         try:
-            with stage(f"tokenising {corpus.name}", counted.characters, self.progress, done) as advance:
-                if num_workers == 1:
-                    _write(encode_in_process(rest, tokenizer, separate), writer, advance)
-                else:
-                    with closing(WorkerPool(self.partial / TOKENIZER, separate, num_workers)) as pool:
-                        _write(pool.encode(rest), writer, advance)
+            with (
+                stage(f"tokenising {corpus.name}", counted.characters, self.progress, done) as advance,
+                closing(encoded),
+            ):
+                _write(encoded, writer, advance)
             splits = writer.finish()
         except OSError as error:
             written_bytes = sum(split.num_tokens for split in written) * dtype.itemsize

@@ -1,13 +1,12 @@
 """In: GPT-2's files, a JSON file of the tokenizers library, or texts to train a BPE. Out: a tokenizer of that library.
-Does not apply merges: the library computes the ids of a word, and `WordTable` caches them."""
+Does not apply merges: the library does, and tiktoken where it gives the same ids (byte_pairs.py)."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import groupby
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,6 +18,7 @@ from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.base.reading import read_json, read_text
 from codescent.data.text import download
+from codescent.data.tokenizers.byte_pairs import SameIds, same_ids
 
 SEPARATORS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[SEP]")  # known names of the document separator
 KIND, RECORDED = "codescent_tokenizer", "library"
@@ -26,7 +26,8 @@ KIND, RECORDED = "codescent_tokenizer", "library"
 MIN_BPE_VOCAB_SIZE = 257  # 256 bytes and the separator
 MAX_BPE_VOCAB_SIZE = 10_000_000  # far above any in use
 TRAINING_PIECE_CHARS = 1 << 14
-_NEIGHBOURS = {"letter": "a", "number": "1", "other": "!"}
+SHORT_CHARS = 1 << 18
+"""The library encodes so many characters before an encoding of tiktoken is made, which takes as long as they do."""
 
 
 @contextmanager
@@ -67,9 +68,7 @@ class LibraryTokenizer:
         self.opening, self.closing = around(inner, vocabulary) if obeys else ((), ())
         self.is_recorded = bool(self.opening or self.closing)
         self._dtype = np.dtype("<u2") if self.vocab_size <= 1 << 16 else np.dtype("<u4")
-        fields = json.loads(inner.to_str())
-        self._words = WordTable(inner, self._dtype) if _splits_like_gpt2(fields) else None
-        self.chars_per_s = 1.2e7 if self._words else 1.2e6
+        self._encoded_chars = 0
 
     @classmethod
     def from_json(cls, text: str, where: str, *, obeys: bool = False, recorded: bool = False) -> LibraryTokenizer:
@@ -113,10 +112,16 @@ class LibraryTokenizer:
 
         Raises UserError: the library cannot, for example because a word is unknown and there is no token for that.
         """
-        if self._words:
-            return self._words.encode(text)
+        self._encoded_chars += len(text)
+        fast = self._fast if self._encoded_chars > SHORT_CHARS else None
         with of_the_library("the tokenizer cannot encode the text"):
+            if fast and (ids := fast.encode(text)) is not None:
+                return np.asarray(ids, self._dtype)
             return np.array(self._inner.encode_batch_fast([text], add_special_tokens=False)[0].ids, self._dtype)
+
+    @cached_property
+    def _fast(self) -> SameIds | None:
+        return same_ids(self._inner, json.loads(self.library_text))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of ids, including control tokens. Raises ValueError for an id outside the vocabulary."""
@@ -223,86 +228,3 @@ def byte_level(model: Any, *, use_regex: bool = True) -> library.Tokenizer:
     inner.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
     inner.decoder = library.decoders.ByteLevel()
     return inner
-
-
-def _splits_like_gpt2(fields: dict[str, Any]) -> bool:
-    """Whether a tokenizer only applies BPE inside GPT-2's words: a word's ids depend on the word alone."""
-    words = fields["pre_tokenizer"] or {}
-    return bool(
-        fields["normalizer"] is None
-        and words.get("type") == "ByteLevel"
-        and words["use_regex"]
-        and not words["add_prefix_space"]
-        and fields["model"]["type"] == "BPE"
-        and not fields["model"]["dropout"]
-        and all(token["special"] for token in fields["added_tokens"])
-    )
-
-
-class WordTable:
-    """Splits a text into GPT-2's words and caches the ids that the library gives for each word.
-
-    The words follow GPT-2's pattern (Radford et al. 2019, encoder.py):
-    `'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+`. The library classifies each
-    new character as letter, number or white space, so that both use the same Unicode version. A text has few different
-    words: the cache is two to three times as fast as the library alone (docs/data.md, "Speed").
-    """
-
-    MAX_WORDS = 1 << 19
-    MAX_CHARS = 1 << 25
-
-    def __init__(self, inner: library.Tokenizer, dtype: np.dtype[Any]) -> None:
-        self._inner = inner
-        self._dtype = dtype
-        self._kinds: dict[str, str] = {}
-        self._clear()
-        self._classify({chr(point) for point in range(128)})
-
-    def encode(self, text: str) -> npt.NDArray[Any]:
-        """Ids of a text."""
-        if not text.isascii() and (unclassified := set(text).difference(self._kinds)):
-            self._classify(unclassified)
-        words = self._pattern.findall(text)
-        if len(self._index) > self.MAX_WORDS or self._num_chars > self.MAX_CHARS:
-            self._clear()
-        if unknown := set(words).difference(self._index):
-            self._add_words(list(unknown))
-        rows = np.fromiter(map(self._index.__getitem__, words), np.int64, len(words))
-        lengths = self._lengths[rows]
-        ends = lengths.cumsum()
-        shifts = self._starts[rows] - ends + lengths
-        return self._ids[np.repeat(shifts, lengths) + np.arange(int(ends[-1]) if len(words) else 0)]
-
-    def _clear(self) -> None:
-        self._index: dict[str, int] = {}
-        self._num_chars = 0
-        self._ids = np.empty(0, self._dtype)
-        self._starts = self._lengths = np.empty(0, np.int64)
-
-    def _add_words(self, words: list[str]) -> None:
-        new = [encoding.ids for encoding in self._inner.encode_batch_fast(words, add_special_tokens=False)]
-        lengths = np.array([len(ids) for ids in new], np.int64)
-        starts = len(self._ids) + lengths.cumsum() - lengths
-        self._index.update(zip(words, range(len(self._index), len(self._index) + len(words))))
-        self._num_chars += sum(map(len, words))
-        self._ids = np.concatenate([self._ids, np.array([token for ids in new for token in ids], self._dtype)])
-        self._starts = np.concatenate([self._starts, starts])
-        self._lengths = np.concatenate([self._lengths, lengths])
-
-    def _classify(self, characters: set[str]) -> None:
-        """Classify new characters. A character between two of its own kind does not split the word."""
-        split = self._inner.pre_tokenizer.pre_tokenize_str
-        for char in characters:
-            together = (kind for kind, near in _NEIGHBOURS.items() if len(split(near + char + near)) == 1)
-            self._kinds[char] = next(together, "space")
-        letter, number, space = (_character_class(self._kinds, kind) for kind in ("letter", "number", "space"))
-        self._pattern = re.compile(
-            f"'(?:s|t|re|ve|m|ll|d)| ?[{letter}]+| ?[{number}]+| ?[^{space}{letter}{number}]+"
-            f"|[{space}]+(?![^{space}])|[{space}]+"
-        )
-
-
-def _character_class(kinds: dict[str, str], kind: str) -> str:
-    """The ranges of a regular expression's class for one kind. A range may include characters not yet classified."""
-    runs = [list(run) for found, run in groupby(sorted(kinds), kinds.__getitem__) if found == kind]
-    return "".join(f"\\U{ord(run[0]):08x}-\\U{ord(run[-1]):08x}" for run in runs)

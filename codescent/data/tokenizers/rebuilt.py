@@ -15,6 +15,7 @@ from tokenizers import decoders, normalizers, pre_tokenizers, processors
 
 from codescent.base.errors import UserError
 from codescent.data.tokenizers.bpe import around, of_the_library
+from codescent.data.tokenizers.byte_pairs import QWEN2_WORDS
 from codescent.data.tokenizers.classes import NOT_MADE
 
 PROBES = (
@@ -22,10 +23,6 @@ PROBES = (
     "é e\u0301 ﬁ № ½", "日本語 текст", "🙂 …", " ".join(map(str, range(1000))),
 )  # fmt: skip
 """Texts on which classes differ: spaces, contractions, line ends, code, composed letters, scripts, digits."""
-QWEN2 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-"""How tokenizer.json of Qwen 2 splits a text."""
 SPACE = "▁"
 ALONE = 'to read the file alone, write "tokenizer_class": "PreTrainedTokenizerFast" into tokenizer_config.json'
 ALONE_ELSEWHERE = f"{ALONE}, and put both files into a folder without config.json: this model_type decides the class"
@@ -193,7 +190,7 @@ def _cohere(fields: Mapping[str, Any], settings: Mapping[str, Any]) -> _Parts:
 
 
 def _qwen2(fields: Mapping[str, Any], settings: Mapping[str, Any]) -> _Parts:
-    words = pre_tokenizers.Split(library.Regex(QWEN2), "isolated")
+    words = pre_tokenizers.Split(library.Regex(QWEN2_WORDS), "isolated")
     level = pre_tokenizers.ByteLevel(bool(settings.get("add_prefix_space")), use_regex=False)
     both = pre_tokenizers.Sequence([words, level])
     return _BPE, {"normalizer": normalizers.NFC(), "pre_tokenizer": both, "decoder": decoders.ByteLevel()}

@@ -35,7 +35,6 @@ class Tokenizer(Protocol):
         opening: ids before the first token of each text, such as that of <s>.
         closing: ids after the last token of each text, which the tokenizer itself adds.
         context_free: True if cutting a text anywhere does not change its ids.
-        chars_per_s: approximate speed of one core. It decides whether worker processes are started.
     """
 
     vocab_size: int
@@ -43,7 +42,6 @@ class Tokenizer(Protocol):
     opening: tuple[int, ...]
     closing: tuple[int, ...]
     context_free: bool
-    chars_per_s: float
 
     def encode(self, text: str) -> TokenArray:
         """Ids of a text, in the vocabulary's `token_dtype`, without `opening` and `closing`.
@@ -84,8 +82,6 @@ class _ContextFree:
 class CharTokenizer(_ContextFree):
     """One id per character of a sorted alphabet without duplicates, and optionally a last one for document ends."""
 
-    chars_per_s = 1.5e8
-
     def __init__(self, characters: str, with_separator: bool) -> None:
         self.characters = characters
         self.separator: int | None = len(characters) if with_separator else None
@@ -121,7 +117,6 @@ class ByteTokenizer(_ContextFree):
 
     vocab_size = 257
     separator: int | None = 256
-    chars_per_s = 5e8
     _fields = {"codescent_tokenizer": "byte"}  # noqa: RUF012 - never changed
 
     def encode(self, text: str) -> TokenArray:

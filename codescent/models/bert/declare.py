@@ -48,6 +48,8 @@ class BertShape(EqualHeads):
     head: str = "mlm"
     bias: bool = True
     dropout: float = 0.0
+    mup_base_dim: int = 0
+    mup_base_head_dim: int = 0
     extras: ClassVar[bool] = True  # every layer reads the lengths of the samples
     refuses: ClassVar[Mapping[str, str]] = {
         "cp": "context parallelism computes causal attention only, and in a BERT every position sees all positions "
@@ -94,7 +96,7 @@ def parameters(shape: BertShape) -> Iterator[Parameter]:
         yield from feed_forward(f"{block}.mlp", shape, std, std, depth)
         yield from norm(f"{block}.norm_2", width, True, depth)
     if shape.head == "mlm":
-        yield Parameter("head.bias", (shape.vocab_size,), Role.BIAS_COLUMN, depths=(end,))
+        yield Parameter("head.bias", (shape.vocab_size,), Role.BIAS_COLUMN, depths=(end,), fixed=True)
         yield from linear("head.dense", width, width, Role.WHOLE, std, True, end)
         yield from norm("head.norm", width, True, end)
     else:
@@ -179,6 +181,7 @@ def operators(shape: BertShape, forward: ForwardPass) -> Iterator[LayerOperator]
         rows = replace(end, forward=replace(forward, samples=1), positions=forward.head_tokens)
         yield operations.columns(rows, "head activation", "head.dense", shape.hidden_dim, **operations.ACTIVATION)
         yield operations.norm(rows, "head.norm")
+        yield from block_operations.for_head(rows, shape, "head.norm")
         yield operations.loss(end, "tok", shape.vocab_size)
     else:
         yield replace(operations.loss(end, "head", ANSWER_ENDS), dims=(Dim.SAMPLE, Dim.WHOLE))  # tp divides no answer

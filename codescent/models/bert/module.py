@@ -16,6 +16,7 @@ from codescent.models.part import Part, padding
 from codescent.operators import products
 from codescent.operators.activations import EXACT_GELU, feed_forward
 from codescent.operators.attention import Attention
+from codescent.operators.block_attention import ScoreTraits
 from codescent.operators.dropout import drop
 from codescent.operators.linear import Linear
 from codescent.operators.scaled_gradient import scaled_gradient
@@ -63,7 +64,8 @@ class Bert(Part):
 
     def _block(self) -> Block:
         shape, width = self.shape, self.shape.hidden_dim
-        attn = Attention(width, (shape.num_heads, shape.num_kv_heads), True, shape.dropout, causal=False)
+        heads, scores = (shape.num_heads, shape.num_kv_heads), ScoreTraits(width=shape.score_width)
+        attn = Attention(width, heads, True, shape.dropout, causal=False, scores=scores)
         mlp = feed_forward(width, shape.ffn_dim, True, EXACT_GELU)
         norm = partial(nn.LayerNorm, width, NORM_EPS)
         return Block(norm, shape.dropout, norm_first=False, attn=attn, mlp=mlp)
@@ -134,10 +136,10 @@ class Bert(Part):
         weight_VD, bias_V = self.tok.weight, head.bias
         x_BTD = self.vocabulary.every_row(x_BTD)
         if targets_BT is None:
-            logits_BTV: Tensor = products.linear(head(x_BTD), weight_VD) + bias_V
+            logits_BTV: Tensor = products.linear(self.for_head(head(x_BTD)), weight_VD) + bias_V
             return logits_BTV
         rows_M, targets_M, too_many = rows_with_target(targets_BT, self.losses_per_sample)
-        x_MD = head(x_BTD.flatten(0, 1).index_select(0, rows_M))
+        x_MD = self.for_head(head(x_BTD.flatten(0, 1).index_select(0, rows_M)))
         loss: Tensor = self.vocabulary.loss_of_rows(
             x_MD,
             weight_VD,

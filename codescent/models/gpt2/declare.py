@@ -38,6 +38,8 @@ class GPT2Shape(EqualHeads):
     seq_len: int
     bias: bool = True
     dropout: float = 0.0
+    mup_base_dim: int = 0
+    mup_base_head_dim: int = 0
 
 
 def parameters(shape: GPT2Shape) -> Iterator[Parameter]:
@@ -89,6 +91,7 @@ def operators(shape: GPT2Shape, forward: ForwardPass) -> Iterator[LayerOperator]
     yield from block_operations.feed_forward(blocks, shape, "up")
     end = block_operations.head(forward, shape)
     yield operations.norm(end, "norm")
+    yield from block_operations.for_head(end, shape, "norm")
     yield operations.loss(end, "tok", shape.vocab_size)
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from codescent.models.decoder import Block, Decoder
 from codescent.operators.activations import GELU, feed_forward
 from codescent.operators.attention import Attention
+from codescent.operators.block_attention import ScoreTraits
 
 
 class GPT2(Decoder):
@@ -31,7 +32,8 @@ class GPT2(Decoder):
 
     def _block(self) -> Block:
         shape, width = self.shape, self.shape.hidden_dim
-        attn = Attention(width, (shape.num_heads, shape.num_kv_heads), shape.bias, shape.dropout)
+        heads, scores = (shape.num_heads, shape.num_kv_heads), ScoreTraits(width=shape.score_width)
+        attn = Attention(width, heads, shape.bias, shape.dropout, scores=scores)
         mlp = feed_forward(width, shape.ffn_dim, shape.bias, GELU)
         norm = partial(nn.LayerNorm, width, bias=shape.bias)
         return Block(norm, shape.dropout, norm_first=True, attn=attn, mlp=mlp)

@@ -62,9 +62,8 @@ class LlamaShape(Shape):
             "both": of inputs and outputs (Gemma 2).
         norm_plus_one: whether norms multiply by 1 + weight (Gemma).
         activation: of the gate: "silu" (SwiGLU) or "gelu" in its tanh form (GEGLU).
-        scale_embedding: whether embeddings are multiplied by sqrt(hidden_dim) (Gemma).
-        score_dim: products of queries and keys are divided by its square root; 0: head_dim.
-        full_every, score_cap, logit_cap: see `Shape`.
+        scale_embedding: whether embeddings are multiplied by sqrt(hidden_dim) (Gemma); with mu-P by that of the base.
+        full_every, score_cap, logit_cap, score_dim, mup_base_dim, mup_base_head_dim: see `Shape`.
         rope_local_theta: rope_theta of the layers with a window, where frequencies are not scaled; 0: theirs is the
             same as that of the others (Gemma 3 has two).
         rotary_dim: channels of a head that turn; 0: all (Phi-4 mini).
@@ -100,6 +99,8 @@ class LlamaShape(Shape):
     fused: bool = False
     bias: bool = False
     dropout: float = 0.0
+    mup_base_dim: int = 0
+    mup_base_head_dim: int = 0
     ffn_matrices: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
@@ -259,6 +260,7 @@ def operators(shape: LlamaShape, forward: ForwardPass) -> Iterator[LayerOperator
             yield operations.norm(blocks, name.format(2))
     end = block_operations.head(forward, shape)
     yield operations.norm(end, "norm")
+    yield from block_operations.for_head(end, shape, "norm")
     yield operations.loss(end, "tok" if shape.tie_head else "head", shape.vocab_size, capped=shape.logit_cap > 0.0)
 
 

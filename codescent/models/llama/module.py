@@ -72,7 +72,7 @@ class Llama(Decoder):
         self.positions, self.position_of = list(found.values()), [list(found).index(local) for local in bases]
         self.tables = tuple(table for one in self.positions for table in (one.frequencies, one.turns))
         if shape.scale_embedding:
-            self.embedding_scale = Table(lambda: torch.tensor(math.sqrt(width), dtype=torch.float64))
+            self.embedding_scale = Table(lambda: torch.tensor(math.sqrt(shape.base_dim), dtype=torch.float64))
             self.tables += (self.embedding_scale,)
         if self.embeds or (self.ends and shape.tie_head):
             self.tok = nn.Embedding(shape.vocab_size, width)
@@ -97,7 +97,7 @@ class Llama(Decoder):
             head_dim=shape.head_dim,
             qkv_bias=shape.qkv_bias,
             norm=None if shape.qk_norm == "none" else norm,
-            scores=ScoreTraits(shape.windows[layer], shape.score_cap, shape.score_dim),
+            scores=ScoreTraits(shape.windows[layer], shape.score_cap, shape.score_width),
         )
         gate_up, activation = GateUp(width, shape.ffn_dim), GATED[shape.activation]
         mlp = nn.Sequential(

@@ -13,6 +13,7 @@ from codescent.models.decoder import ResidualBlock
 from codescent.models.transformer.declare import TransformerShape
 from codescent.models.transformer.saved import DROPOUT_SITES
 from codescent.operators.attention import Attention, CrossAttention
+from codescent.operators.block_attention import ScoreTraits
 from codescent.operators.dropout import drop
 from codescent.operators.kept import keeping
 from codescent.operators.linear import Linear
@@ -55,8 +56,9 @@ class Layer(ResidualBlock):
     def __init__(self, shape: TransformerShape, number: int) -> None:
         decodes, first = number >= shape.num_encoder_layers, shape.norm == "first"
         width, heads, bias, dropout = shape.hidden_dim, shape.num_heads, shape.bias, shape.dropout
-        attn = Attention(width, (heads, heads), bias, dropout, causal=decodes and shape.causal)
-        cross: dict[str, Any] = {"cross": CrossAttention(width, heads, bias, dropout)} if decodes else {}
+        scores = ScoreTraits(width=shape.score_width)
+        attn = Attention(width, (heads, heads), bias, dropout, causal=decodes and shape.causal, scores=scores)
+        cross: dict[str, Any] = {"cross": CrossAttention(width, heads, bias, dropout, scores=scores)} if decodes else {}
         norm = partial(nn.LayerNorm, width, bias=bias)
         super().__init__(norm, dropout, norm_first=first, attn=attn, **cross, mlp=FeedForward(shape))
         self.decodes = decodes

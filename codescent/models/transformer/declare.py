@@ -61,6 +61,8 @@ class TransformerShape(EqualHeads):
     target_len: int
     bias: bool = True
     dropout: float = 0.0
+    mup_base_dim: int = 0
+    mup_base_head_dim: int = 0
     norm: str = "last"
     activation: str = "relu"
     embedding: str = "tied"
@@ -108,6 +110,14 @@ class TransformerShape(EqualHeads):
         return refused
 
 
+def _wrong(full: Mapping[str, Any], bias: bool | None, dropout: float, where: str) -> Iterator[str]:
+    if full.get("embedding") == "none" and full.get("mup_base_dim"):
+        yield (
+            f'{where}.mup_base_dim: with {where}.embedding = "none" the data has vectors of hidden_dim numbers, but '
+            "mu-P needs the same data at every width; leave it out"
+        )
+
+
 def _derived(full: Mapping[str, Any]) -> dict[str, int | None]:
     return wide_ffn(full) | ({"vocab_size": None} if full.get("embedding") == "none" else {})
 
@@ -135,15 +145,17 @@ def parameters(shape: TransformerShape) -> Iterator[Parameter]:
 
 def _vocabulary(name: str, shape: TransformerShape, depths: tuple[int, ...], stream: int | None = None) -> Parameter:
     width = shape.hidden_dim
-    return Parameter(name, (shape.vocab_size, width), Role.VOCAB, 1 / math.sqrt(width), depths=depths, stream=stream)
+    return Parameter(
+        name, (shape.vocab_size, width), Role.VOCAB, 1 / math.sqrt(shape.base_dim), depths=depths, stream=stream
+    )
 
 
 def _block(shape: TransformerShape, layer: int) -> Iterator[Parameter]:
     block, depth, width = f"blocks.{layer}", layer + 1, shape.hidden_dim
     encodes, last = layer < shape.num_encoder_layers, layer == shape.num_encoder_layers - 1
     stream = _SOURCE if encodes else _TARGET
-    qkv_std, square_std = _glorot(width, 3 * width), _glorot(width, width)
-    ffn_std = _glorot(width, shape.ffn_dim)
+    qkv_std, square_std = _glorot(shape, width, 3 * width), _glorot(shape, width, width)
+    ffn_std = _glorot(shape, width, shape.ffn_dim)
     parts = [attention(f"{block}.attn", shape, qkv_std, square_std, depth, stream)]
     if not encodes:
         parts.append(_cross_attention(f"{block}.cross", shape, qkv_std, square_std, depth))
@@ -164,8 +176,9 @@ def _cross_attention(name: str, shape: TransformerShape, std: float, out_std: fl
     yield from linear(f"{name}.out", width, width, Role.ROW, out_std, bias, depth, _TARGET)
 
 
-def _glorot(inputs: int, outputs: int) -> float:
-    return math.sqrt(2 / (inputs + outputs))
+def _glorot(shape: TransformerShape, inputs: int, outputs: int) -> float:
+    """That of the base of mu-P, whose inputs and outputs are as many times fewer."""
+    return math.sqrt(2 * shape.growth.width / (inputs + outputs))
 
 
 def forward_flops(shape: TransformerShape, seq_len: int) -> tuple[float, ...]:
@@ -204,6 +217,7 @@ def operators(shape: TransformerShape, forward: ForwardPass) -> Iterator[LayerOp
     yield from _operators_of_layer(shape, decoder, encoder)
     end = replace(decoder, depths=(layers + 1, layers + 2))
     yield operations.norm(end, "norm")
+    yield from block_operations.for_head(end, shape, "norm")
     if shape.embedding == "none":
         yield operations.rows(end, "squared error", "norm", **operations.SUM)
     else:
@@ -237,6 +251,7 @@ KIND = Kind(
     saved,
     operators,
     forward_flops,
+    wrong=_wrong,
     words=OPTIONS,
     uncompiled="has losses that are not finite when it is compiled for a CPU, and the cause is not known yet",
 )

@@ -120,7 +120,7 @@ class Transformer(Part):
             x_BXD, tied_gradient_VD = with_gradient(torch.cat((source_BSD, target_BTD), dim=1)), None
         table = self.positions.on(x_BXD.device, x_BXD.dtype)
         positions_XD = torch.cat([table[rows] for rows in self._rows_of_streams(x_BXD)])
-        return x_BXD * math.sqrt(self.shape.hidden_dim) + positions_XD, tied_gradient_VD
+        return x_BXD * math.sqrt(self.shape.base_dim) + positions_XD, tied_gradient_VD
 
     def _rows_of_streams(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """The positions of source and target whose rows this rank holds. Each sequence counts from 0."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from codescent.base.errors import UserError
+from codescent.models.mup import KEYS as MUP
 from codescent.models.shape import Kind, Shape
 from codescent.operators.saved_tensors import ForwardPass
 from codescent.plan.activations import SavedTensor
@@ -22,6 +23,7 @@ GIVEN = ("config", "head", "seq_len")
 """The sizes that a user may give. All others are in config.json."""
 UNREAD = ("transformers_version", "_name_or_path", "name_or_path", "torch_dtype", "dtype", "architectures", "use_cache")
 """Keys of config.json that change nothing of the model."""
+_NO_ROLES = "codescent does not know what the parameters of this kind do, so mu-P has no rates for them"
 _ONE_MODEL = "codescent does not know the layers of this kind, so it cannot divide them"
 
 
@@ -112,7 +114,7 @@ class ConfigKind(Kind):
     ) -> TransformersShape:
         """See `Kind`. The sizes are read from the config. Raises UserError: every reason why it cannot be trained."""
         problems = [
-            f"{where}.{name}: config.json decides it; leave it out"
+            f"{where}.{name}: {_NO_ROLES if name in MUP else 'config.json decides it'}; leave it out"
             for name, size in sizes.items()
             if size is not None and name not in GIVEN
         ]

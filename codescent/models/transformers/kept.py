@@ -81,7 +81,9 @@ class _Saves:
 
     def __init__(self, part: Transformers, mode: FakeTensorMode, *, again: bool) -> None:
         self.depth = 0
-        self.weights = {_key(tensor) for tensor in (*part.parameters(), *map(mode.from_tensor, part.buffers()))}
+        # They are held: what is freed leaves its memory, and so its key, to a tensor that is kept.
+        self._held = [*part.parameters(), *map(mode.from_tensor, part.buffers())]
+        self.weights = set(map(_key, self._held))
         self.by_depth: list[dict[int, torch.Tensor]] = [{} for _ in range(len(part.blocks) + 2)]
         self.seen: set[int] = set()
         for number, block in enumerate(part.blocks.values()):

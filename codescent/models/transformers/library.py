@@ -4,7 +4,9 @@ Does not observe or train it (observed.py, module.py). No other file imports tra
 from __future__ import annotations
 
 import difflib
+import importlib
 import json
+import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -26,6 +28,8 @@ _AUTO = {
 """By head: the class that builds a model, and the table of the classes that it knows."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts")
 _NEAREST = 3
+_LONGEST = 400
+"""Characters of a foreign exception that a message repeats."""
 
 
 @cache
@@ -46,22 +50,44 @@ def refusals(settings: Mapping[str, Any], head: str) -> Iterator[str]:
 
     Raises UserError: transformers is not installed.
     """
-    known = getattr(_transformers().models.auto.modeling_auto, _AUTO[head][1])
+    tables = {each: getattr(_transformers().models.auto.modeling_auto, table) for each, (_, table) in _AUTO.items()}
+    known, both = tables[head], set(tables["causal"]) & set(tables["mlm"])
     name = settings.get("model_type")
     if not isinstance(name, str) or name not in known:
         yield _unknown(settings, name, head, known)
         return
     if settings.get("quantization_config"):
         yield "quantization_config: quantised weights cannot be trained; take the weights before they were quantised"
-    if settings.get("is_encoder_decoder"):
+    config = config_of(json.dumps(settings))  # save_pretrained leaves out what is the default of a class
+    values = config.to_dict()
+    if config.is_encoder_decoder:
         yield "is_encoder_decoder: an encoder and a decoder need pairs of sequences; no task gives them to this kind"
-    text = settings.get("text_config")
+    elif name in both and values.get("is_decoder", head == "causal") is not (head == "causal"):
+        yield _wrong_mask(head)
     for key in _EXPERTS:
-        if any((one.get(key) or 0) > 1 for one in (settings, text) if isinstance(one, dict)):
+        if any(_several(one.get(key)) for one in (values, *values.values()) if isinstance(one, dict)):
             yield (
                 f"{key}: a mixture of experts has a loss of its balance, which is no sum over samples: it would "
                 "depend on the micro-batch and on the number of ranks"
             )
+
+
+def _several(experts: object) -> bool:
+    """Whether a number of experts, or one of those by layer, is more than one."""
+    return any(isinstance(one, int) and one > 1 for one in (experts if isinstance(experts, list) else [experts]))
+
+
+def _wrong_mask(head: str) -> str:
+    """Of models that have both heads, and whose config says what a position sees."""
+    if head == "causal":
+        return (
+            "is_decoder: not true, so each position sees the later tokens, which it is to predict; set data.task = "
+            '"mlm", or "is_decoder": true in config.json'
+        )
+    return (
+        "is_decoder: true, so no position sees the later tokens, which a masked token needs; set data.task = "
+        '"lm", or "is_decoder": false in config.json'
+    )
 
 
 def _unknown(settings: Mapping[str, Any], name: object, head: str, known: Mapping[str, Any]) -> str:
@@ -81,26 +107,39 @@ def config_of(text: str) -> Any:
     try:
         found = _transformers().CONFIG_MAPPING[settings["model_type"]].from_dict(settings)
     except Exception as error:  # its checks raise exceptions of many classes
-        raise UserError(f"transformers refuses it: {_first_line(error)}") from error
+        raise UserError(f"transformers refuses it: {in_a_line(error)}") from error
     found.use_cache = False
     return found
 
 
 def sizes_of(text: str) -> dict[str, int]:
     """Sizes of a model by its config.json, by our names. Raises UserError: a size is missing."""
-    config = config_of(text).get_text_config()
+    try:
+        config = config_of(text).get_text_config()
+    except ValueError as error:
+        raise UserError(f"has not one text model: {in_a_line(error)}") from error
     needed = {"num_layers": "num_hidden_layers", "hidden_dim": "hidden_size", "vocab_size": "vocab_size"}
-    found: dict[str, Any] = {ours: getattr(config, theirs, None) for ours, theirs in needed.items()}
+    found: dict[str, Any] = {ours: _value(config, theirs) for ours, theirs in needed.items()}
     if missing := [theirs for ours, theirs in needed.items() if not isinstance(found[ours], int)]:
         raise UserError(f"has no {', '.join(missing)}, which every language model of transformers has")
-    heads = getattr(config, "num_attention_heads", None) or 1
+    heads = _value(config, "num_attention_heads")
+    if not heads:  # a model without attention
+        return {**found, "num_heads": 1, "num_kv_heads": 1, "head_dim": 0, "ffn_dim": 0}
     return {
         **found,
         "num_heads": heads,
-        "num_kv_heads": getattr(config, "num_key_value_heads", None) or heads,
-        "head_dim": getattr(config, "head_dim", None) or found["hidden_dim"] // heads,
-        "ffn_dim": getattr(config, "intermediate_size", None) or 0,
+        "num_kv_heads": _value(config, "num_key_value_heads") or heads,
+        "head_dim": _value(config, "head_dim") or found["hidden_dim"] // heads,
+        "ffn_dim": _value(config, "intermediate_size") or 0,
     }
+
+
+def _value(config: Any, name: str) -> Any:
+    """A value of a config; None: it has none. Raises UserError: its layers differ in it."""
+    try:
+        return getattr(config, name, None)
+    except Exception as error:  # of a class of transformers, which older versions do not have
+        raise UserError(f"{name}: its layers differ in it, and codescent knows one value for all") from error
 
 
 def build(text: str, head: str) -> nn.Module:
@@ -113,7 +152,7 @@ def build(text: str, head: str) -> nn.Module:
         with torch.device("cpu"), _parameters_on_meta():
             net: nn.Module = auto.from_config(config, dtype=torch.float32)
     except Exception as error:  # see config_of
-        raise UserError(f"transformers cannot build it: {_first_line(error)}") from error
+        raise UserError(f"transformers cannot build it: {in_a_line(error)}") from error
     for module in net.modules():  # they are made from config.json, so no checkpoint has them
         module._non_persistent_buffers_set.update(module._buffers)
     return net.eval()
@@ -146,6 +185,22 @@ def _constant(parameter: nn.Parameter) -> float | None:
     return float(values[0]) if bool((values == values[0]).all()) else None
 
 
+def stored_names(net: nn.Module) -> dict[str, str]:
+    """The name of each tensor of a model in a folder, by its name in the model: `save_pretrained` renames some.
+
+    Raises UserError: a folder has tensors that it joins or divides.
+    """
+    alone = {name: torch.empty_like(one, device="meta") for name, one in net.named_parameters(remove_duplicate=False)}
+    conversion = importlib.import_module(f"{EXTRA}.core_model_loading")
+    names = {id(one): name for name, one in conversion.revert_weight_conversion(net, dict(alone)).items()}
+    if other := [name for name, one in alone.items() if id(one) not in names]:
+        raise UserError(
+            f"{', '.join(other[:4])}{', …' * (len(other) > 4)}: a folder of transformers has these tensors joined or "
+            "divided, which codescent does not read"
+        )
+    return {name: names[id(one)] for name, one in alone.items()}
+
+
 def logits_of(net: nn.Module, tokens_BT: torch.Tensor) -> torch.Tensor:
     """[B, T, V]: what the model returns for tokens int64 [B, T] without padding."""
     found: torch.Tensor = net(input_ids=tokens_BT).logits
@@ -164,6 +219,7 @@ def embedding_of(net: nn.Module) -> nn.Embedding:
     return found
 
 
-def _first_line(error: Exception) -> str:
-    said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+def in_a_line(error: Exception) -> str:
+    """What an exception of transformers or torch says. The reason may stand in any of its lines."""
+    said = textwrap.shorten(str(error), _LONGEST, placeholder=" ...")
     return f"{type(error).__name__}: {said}" if said else type(error).__name__

@@ -4,17 +4,20 @@ Does not estimate: what cannot be observed is refused."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_flop
 
@@ -44,6 +47,7 @@ class Observed:
         layers: the name of its list of blocks.
         parameters: every parameter, by our name, in the order of the module of this kind.
         theirs: the name of each parameter in transformers, by our name.
+        stored: the name of each tensor in a folder, by its name in transformers.
         tied: names in transformers of tied tensors, each with the tensor that it repeats.
         direct: the logits are the output of the head, a linear layer, as it is.
         unlike: parameters whose initial values are neither normal nor one number, as transformers makes them.
@@ -55,6 +59,7 @@ class Observed:
     layers: str
     parameters: tuple[Parameter, ...]
     theirs: Mapping[str, str]
+    stored: Mapping[str, str]
     tied: Mapping[str, str]
     direct: bool
     unlike: tuple[str, ...]
@@ -78,8 +83,9 @@ def observe(text: str, head: str, layers: int) -> Observed:
     values = {name: writes.initial(parameter) for name, _, _, parameter in named}
     if scalars := [name for name, _, _, parameter in named if not parameter.dim()]:
         raise UserError(f"{', '.join(scalars[:4])}: a parameter without dims, which cannot be sharded")
-    tied = hold_once_(net)
-    seen = watched(net, blocks, min(_TOKENS, positions or _TOKENS))
+    stored, tied = library.stored_names(net), hold_once_(net)
+    with _Causal() if head == "causal" else nullcontext():
+        seen = watched(net, blocks, min(_TOKENS, positions or _TOKENS))
     if unread := [name for name, parameter in net.named_parameters() if parameter.grad is None]:
         raise UserError(
             f"{len(unread)} parameters get no gradient from a loss of tokens: {', '.join(unread[:4])}"
@@ -104,6 +110,7 @@ def observe(text: str, head: str, layers: int) -> Observed:
         layers=blocks,
         parameters=tuple(found[name] for name in order),
         theirs={our_name(name, blocks): name for name, *_ in named if name not in tied},
+        stored=stored,
         tied=tied,
         direct=seen.direct,
         unlike=tuple(name for name, value in values.items() if value is None and name not in tied),
@@ -185,7 +192,10 @@ def watched(net: nn.Module, blocks: str, tokens: int, *, backward: bool = True) 
         except UserError:
             raise
         except Exception as error:  # of torch, or of the model: what it does depends on values
-            raise UserError(f"it does not run without values: {error}") from error
+            raise UserError(
+                "it does not run on tensors without values: sizes in config.json do not fit each other, or what it "
+                f"does depends on values ({library.in_a_line(error)})"
+            ) from error
     if seen.depth != len(layers) + 1:
         raise UserError(f"its {len(layers)} blocks do not run once each, in order")
     seen.direct = any(output is logits for output in outputs)
@@ -197,11 +207,22 @@ def watched(net: nn.Module, blocks: str, tokens: int, *, backward: bool = True) 
 @contextmanager
 def faked(net: nn.Module) -> Iterator[FakeTensorMode]:
     """Replace all tensors of a module by fake ones of a CPU: they have a shape and no memory."""
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, _quiet():
         net._apply(  # type: ignore[no-untyped-call]
             lambda x: torch.empty_like(x, device="cpu") if x.is_meta else mode.from_tensor(x)
         )
         yield mode
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """An operator that fails is an error with a message. torch prints a traceback besides."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def _enter(seen: Seen, number: int, *_: object) -> None:
@@ -212,6 +233,22 @@ def _enter(seen: Seen, number: int, *_: object) -> None:
 
 def _leave(seen: Seen, layers: int, *_: object) -> None:
     seen.depth += seen.depth == layers
+
+
+class _Causal(TorchFunctionMode):
+    """Refuses attention of all positions to all: a model that predicts the next token must not see it."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            mask = args[3] if len(args) > 3 else options.get("attn_mask")
+            is_causal = args[5] if len(args) > 5 else options.get("is_causal", False)
+            if mask is None and not is_causal and args[0].shape[-2] > 1:
+                raise UserError(
+                    "each position sees the later tokens, which it is to predict (attention without a mask); "
+                    'config.json may have a key for a mask, such as "is_decoder": true'
+                )
+        return func(*args, **options)
 
 
 class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]

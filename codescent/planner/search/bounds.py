@@ -3,6 +3,7 @@ Does not decide what is priced (best.py does). tests/test_search.py compares the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
 from functools import partial
 from operator import add
@@ -159,8 +160,10 @@ class Bounds:
         if sent is not None:
             stays = self.again(cut, str(options[SCHEDULE]), frame.microbatches)
         each = [passes.of(part, again) for part, again in zip(cut.parts, stays, strict=True)]
-        times = tuple(self._times(one, fixed_s, apart=0 in part) for one, part in zip(each, cut.parts, strict=True))
-        reduce_s = 0.0 if sent is None else sent.reduce_s
+        reduce_s, bucket_s = (0.0, math.inf) if sent is None else (sent.reduce_s, sent.bucket_s)
+        times = tuple(
+            self._times(one, fixed_s, 0.0 if 0 in part else bucket_s) for one, part in zip(each, cut.parts, strict=True)
+        )
         messages_s: list[float] = self._once(
             ("message", frame.mesh.pp, frame.mesh.cp, frame.mesh.tp, frame.microbatch_size, options[LAYERS[0]]),
             lambda: self.constants.messages_s(frame, _some(options, LAYERS[0])),
@@ -178,16 +181,18 @@ class Bounds:
             lambda: Passes(self.depths, computed, sent, self.software, whole=whole, exact=exact),
         )
 
-    def _times(self, found: PartTimes, fixed_s: float, *, apart: bool) -> PartTimes:
-        """`apart`: whether the last backward pass is priced by itself, with the gradients that it sends.
+    def _times(self, found: PartTimes, fixed_s: float, bucket_s: float) -> PartTimes:
+        """`bucket_s`: what the last backward pass may lack of the gradients of its depths.
 
-        A bucket of gradients leaves with the lowest of its depths. So only those of depth 0 leave with their part.
+        A bucket of gradients leaves with the lowest of its depths. So only those of depth 0 surely leave with their
+        part. Of others one bucket may leave with another part; which one does not matter, as each depth fills one.
         """
+        last = max(min(found.last, found.backward), found.last - bucket_s)
         return PartTimes(
             forward=found.forward + fixed_s,
             backward=found.backward + fixed_s,
             first=found.first + fixed_s,
-            last=(found.last if apart else min(found.last, found.backward)) + fixed_s,
+            last=last + fixed_s,
             left=found.left,
             gathers=found.gathers,
             most=found.most + fixed_s,

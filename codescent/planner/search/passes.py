@@ -4,7 +4,7 @@ Does not know stages and schedules (bounds.py does). walk.py has the formula of 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from codescent.planner.search.computing import Computing, PassTime
 from codescent.planner.search.cuts import Again
 from codescent.planner.search.depths import SOME, Depths
 from codescent.planner.search.sent import BACKWARD, FORWARD, LAST, NONE, DepthSent, Seconds, Sending
-from codescent.planner.search.walk import PassMessages, walk
+from codescent.planner.search.walk import Copies, PassMessages, walk
 
 
 class PartTimes(NamedTuple):
@@ -38,7 +38,7 @@ class PartTimes(NamedTuple):
 
 
 BACK = BACKWARD, LAST
-NO_MESSAGE = DepthSent()
+NO_MESSAGE, NOTHING_COPIED = DepthSent(), Copies()
 
 
 class Passes:
@@ -131,7 +131,10 @@ class Passes:
             aside = sent[other if at in BACK else first].after
             each = [(number, sent[depth]) for depth, number in numbers.items() if depth]
             each.append((1, sent[0]))
-            found.append(_sums(each, each, sent[first].before, sent[second].before, sent[last].after, aside))
+            sums = _sums(each, each, sent[first].before, sent[second].before, sent[last].after, aside)
+            copied_s = sum(number * one.copied_s for number, one in each)
+            copies = Copies(copied_s, copied_s, sent[first].copied_s, sent[last].copied_s, sent[last].copied_s)
+            found.append(sums._replace(copies=copies))
         return found
 
     def _chunk(self, counts: tuple[int, ...], sending: Sending, again: Again) -> list[PassMessages]:
@@ -148,15 +151,17 @@ class Passes:
             if blocks:
                 each += [(-1, sent[blocks[-1][1]]), (1, last)]
             each += [(1, begin), (1, end)]
+            computes_last = begin if at in BACK and counts[0] else end if at not in BACK and counts[-1] else last
+            copies = self._copies(counts, sent, each, computes_last)
             order = [one for one, number in ((begin, counts[0]), (first, len(blocks))) if number] + [end]
             if at in BACK:
                 behind = [one for one, number in ((end, counts[-1]), (last, len(blocks))) if number] + [begin]
                 closes, aside = order[0].after, first.after if counts[0] and blocks else NONE
                 follows = behind[1].before if counts[-1] and blocks else NONE
-                found.append(_sums(each, each, behind[0].before, follows, closes, aside))
+                found.append(_sums(each, each, behind[0].before, follows, closes, aside, copies))
             else:
                 follows = order[1].before if counts[0] and blocks else NONE
-                found.append(_sums(each, (), order[0].before, follows))
+                found.append(_sums(each, (), order[0].before, follows, copies=copies))
         return found
 
     def _stays(self, depth: int, like: int, at: int, again: Again) -> DepthSent:
@@ -170,7 +175,19 @@ class Passes:
         if each_s == NONE:
             return found
         before_s = passes[BACKWARD][like].before if at in BACK and like != depth else each_s
-        return found._replace(before=_total_s([(again[at], before_s)]))
+        gathered_s = passes[BACKWARD if at in BACK else FORWARD][depth].copied_s
+        copied_s = max(0.0, found.copied_s - (1.0 - again[at]) * gathered_s)
+        return found._replace(before=_total_s([(again[at], before_s)]), copied_s=copied_s)
+
+    def _copies(
+        self, counts: tuple[int, ...], sent: Mapping[int, DepthSent], each: Each, computes_last: DepthSent
+    ) -> Copies:
+        """The copies of a chunk. `each`, `computes_last`: without gathers of units that stay. The most has those."""
+        ends = [sent[0].copied_s * bool(counts[0]), sent[self.depths.last].copied_s * bool(counts[-1])]
+        blocks = [sent[depth].copied_s for depth, _ in self._blocks]
+        most_s = sum(ends) + sum(number * one for number, one in zip(counts[1:-1], blocks, strict=True))
+        one_s = max(*ends, *blocks)
+        return Copies(sum(number * one.copied_s for number, one in each), most_s, one_s, one_s, computes_last.copied_s)
 
     @cached_property
     def _blocks(self) -> list[tuple[int, int]]:
@@ -202,11 +219,12 @@ def _sums(
     follows: Seconds = NONE,
     closes: Seconds = NONE,
     aside: Seconds = NONE,
+    copies: Copies = NOTHING_COPIED,
 ) -> PassMessages:
     """`gathered`: the depths whose weights are gathered. `left`: those whose gradients leave."""
     before = _total_s([(number, one.before) for number, one in gathered])
     after = _total_s([(number, one.after) for number, one in left])
-    return PassMessages(opens, follows, before, after, closes, aside)
+    return PassMessages(opens, follows, before, after, closes, aside, copies=copies)
 
 
 def _total_s(seconds: Sequence[tuple[float, Seconds]]) -> Seconds:

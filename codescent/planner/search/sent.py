@@ -3,6 +3,7 @@ Does not know what is held (held.py does), or what depths compute (computing.py 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from typing import NamedTuple
 
 from codescent.clusters.cluster import Cluster, Software
 from codescent.cost.collective_time import BETWEEN, BUS, INSIDE, seconds
+from codescent.cost.device_time import copies_per_s
 from codescent.cost.stage_time import PASSES, StageTime
 from codescent.plan import Instruction, Mesh, Plan, Traffic, Verb
 from codescent.planner.search.depths import Depths
@@ -28,10 +30,12 @@ class DepthSent(NamedTuple):
     Attributes:
         before: weights, before the depth computes.
         after: gradients, when it is done.
+        copied_s: seconds of the device, for the copies of both.
     """
 
     before: Seconds = NONE
     after: Seconds = NONE
+    copied_s: float = 0.0
 
 
 FORWARD, BACKWARD, FIRST, LAST = range(4)
@@ -47,12 +51,14 @@ class Sending:
         reduce_s: what REDUCE of the first stage waits for beside gradients that backward has sent.
         step_s: of STEP beside the update.
         together: whether gradients of several depths share a bucket, and so leave later than here.
+        bucket_s: by how much a bucket makes a pass longer, at most; inf: it is not known.
     """
 
     passes: tuple[Mapping[int, DepthSent], ...]
     reduce_s: float
     step_s: float
     together: bool = False
+    bucket_s: float = math.inf
 
     def without_messages(self) -> Sending:
         """The same, as if no weights and gradients were sent."""
@@ -79,7 +85,17 @@ def sending(held: Plan, depths: Depths, mesh: Mesh, cluster: Cluster, software: 
     for record in buckets:
         sizes[record.depths[0]] += record.payload_bytes
     together = any(size < bucket_bytes for size in sizes.values())
-    return Sending(passes, reduce_s + sum(time.ends[Verb.REDUCE].values()), step.total_s - step.update_s, together)
+    reduce_s += sum(time.ends[Verb.REDUCE].values())
+    rest_s = step.total_s - step.update_s
+    return Sending(passes, reduce_s, rest_s, together, math.inf if together else _bucket_s(time, sizes, bucket_bytes))
+
+
+def _bucket_s(time: StageTime, sizes: Mapping[int, int], bucket_bytes: int) -> float:
+    """By how much a bucket makes a backward pass longer, at most: by its copies, and by the time in which it is sent
+    beside the computation. `sizes`: bytes of the gradients of each depth."""
+    copied_s = 2.0 * bucket_bytes / copies_per_s(time.cluster.device, time.software)
+    sent_s = max((sum(time.once[1, depth].after.values()) / size for depth, size in sizes.items()), default=0.0)
+    return time.software.contention * copied_s + (time.software.contention - 1.0) * sent_s * bucket_bytes
 
 
 def _sums(plan: Plan) -> Iterator[Traffic]:
@@ -123,7 +139,7 @@ def _in_bucket_s(record: Traffic, time: StageTime, whole_s: float, share: float)
 def _sent(time: StageTime, of_pass: int, depth: int, *, once: bool) -> DepthSent:
     found = [time.always[of_pass, depth], *([time.once[of_pass, depth]] if once else [])]
     before, after = (by_link([getattr(one, name) for one in found]) for name in ("before", "after"))
-    return DepthSent(before, after)
+    return DepthSent(before, after, sum(one.copied_s for one in found))
 
 
 def by_link(waits: Sequence[Mapping[str, float]]) -> Seconds:
