@@ -5,20 +5,30 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import chdir, redirect_stdout
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from runs import called, environment, make_project
 
 import codescent
+from codescent.api.process import as_before
+from codescent.base.output import warn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 SHORT = {"num_steps": 4}
@@ -39,6 +49,22 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of four steps, to be copied."""
+    folder = tmp_path_factory.mktemp("finished")
+    make_project(folder)
+    with chdir(folder):
+        codescent.train("run.toml", run={"name": "one"}, train={**SHORT, "ema": 0.5})
+    return folder
+
+
+@pytest.fixture
+def run(project: Path, finished: Path) -> codescent.Run:
+    shutil.copytree(finished, project, dirs_exist_ok=True)
+    return codescent.Run("runs/one")
+
+
 def traces() -> dict[str, Any]:
     import torch  # noqa: PLC0415 - one test looks before torch is imported
 
@@ -53,80 +79,189 @@ def traces() -> dict[str, Any]:
     }
 
 
-def test_a_second_run_in_the_process_equals_the_first_and_nothing_of_them_stays(project: Path) -> None:
-    """Catches state of a run that reaches the next one, or the program: handlers, threads, variables."""
-    before = traces()
-    wanted = {"num_steps": 4, "num_threads": 1, "deterministic": True}
-    first = codescent.train("run.toml", run={"name": "one"}, train=wanted)
-    second = codescent.train(first.config, run={"name": "two", "folder": None}, train={"deterministic": False})
+@pytest.mark.parametrize("deterministic", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_second_run_in_the_process_equals_the_first_and_nothing_of_them_stays(
+    project: Path, deterministic: bool
+) -> None:
+    """Catches state of a run that reaches the next one, or the program: handlers, threads, variables.
+
+    And what a notebook would break: a kernel runs cells in an event loop, and signals belong to the main thread.
+    """
+    before, folders, shown = traces(), list(sys.path), list(warnings.filters)
+    found: list[codescent.Run] = []
+
+    async def cell() -> None:
+        keys = {**SHORT, "num_threads": 1, "deterministic": deterministic}
+        found.append(codescent.train({"base": "run.toml"}, run={"name": "one"}, train=keys))
+
+    def thread() -> None:
+        keys = {"deterministic": False}
+        found.append(codescent.train(found[0].config, run={"name": "two", "folder": None}, train=keys))
+
+    asyncio.run(cell())
     assert traces() == before
-    assert first.state == second.state == "done"
-    assert first.steps == 4
+    other = threading.Thread(target=thread)
+    other.start()
+    other.join()
+    assert traces() == before
+    assert (sys.path, warnings.filters) == (folders, shown)
+    first, second = found
+    assert (first.state, second.state, first.steps) == ("done", "done", 4)
     assert np.array_equal(first.metrics["train_loss"], second.metrics["train_loss"])
     assert second.path == Path("runs/two")
-    assert first.config["train"]["deterministic"] is True
+    assert first.config["train"]["deterministic"] is deterministic
 
 
-def test_the_run_goes_on_draws_writes_and_reports(project: Path) -> None:
-    run = codescent.train("run.toml", run={"name": "one"}, train=SHORT)
+def test_the_run_goes_on_and_writes(run: codescent.Run) -> None:
     assert "4" in repr(run)
-    assert "<td>done</td>" in run._repr_html_()
+    assert ">done</td>" in run._repr_html_()
     again = run.resume(train={"num_steps": 6})
     assert (again.path, run.steps, again.events[-1]["kind"]) == (run.path, 6, "end")
-    assert run.sample("many", tokens=3) == run.sample("many", tokens=3)
-    assert run.sample("many", tokens=3).startswith("many")
+    text = run.sample("many", tokens=9)
+    assert text == run.sample("many", tokens=9) != run.sample("many", tokens=9, ema=True)
+    assert text.startswith("many")
+    with pytest.raises(codescent.UserError) as refused:
+        run.sample(tokens=0, top_k=0, device="moon")
+    problems = refused.value.problems
+    assert [problem.split()[0] for problem in problems] == ["top_k", "device", "tokens"], "as a program names them"
+
+
+@pytest.mark.slow
+def test_the_run_is_drawn_and_reported(run: codescent.Run) -> None:
     assert vars(run.plot("steps"))["_repr_png_"]().startswith(b"\x89PNG")
     report = run.report()
     assert "&lt;html" in report._repr_html_()
     assert report.save("one.html").read_text() == report.html
     assert report.save("one.md").read_text() == report.markdown
-    with pytest.raises(codescent.UserError, match="nowhere"):
-        codescent.Run("nowhere")
-    for call in (lambda: run.plot("hours"), lambda: run.sample(tokens=0), lambda: report.save("one.pdf")):
+    assert repr(report).startswith("ReportPage of one: ")
+    for call in (lambda: run.plot("hours"), lambda: report.save("one.pdf")):
         with pytest.raises(codescent.UserError):
             call()
 
 
-def test_it_trains_beside_an_event_loop_and_outside_of_the_main_thread(project: Path) -> None:
-    """Catches what a notebook would break: a kernel runs cells in a loop, and signals belong to the main thread."""
-
-    async def cell() -> codescent.Run:
-        return codescent.train("run.toml", run={"name": "loop"}, train=SHORT)
-
-    found = [asyncio.run(cell())]
-    thread = threading.Thread(
-        target=lambda: found.append(codescent.train("run.toml", run={"name": "thread"}, train=SHORT))
-    )
-    thread.start()
-    thread.join()
-    assert [run.state for run in found] == ["done", "done"]
-    assert np.array_equal(found[0].metrics["train_loss"], found[1].metrics["train_loss"])
+def test_a_folder_that_is_damaged_or_gone_is_an_error_but_has_a_text(run: codescent.Run) -> None:
+    """Catches a notebook or a debugger that fails because it asks an object for its text."""
+    with pytest.raises(codescent.UserError, match="nowhere: no such run folder"):
+        codescent.Run("nowhere")
+    events = run.path / "events.jsonl"
+    events.write_text(events.read_text() + "[]\n{}\n")
+    with pytest.raises(codescent.UserError, match=r"events.jsonl line \d+: not a JSON object"):
+        _ = run.state
+    assert repr(run).startswith("Run('runs/one': problem runs/one/events.jsonl line ")
+    shutil.rmtree(run.path)
+    assert "no such run folder" in run._repr_html_()
 
 
+@pytest.mark.slow
 def test_several_ranks_are_processes_with_the_same_losses(project: Path) -> None:
+    """And they print where this program prints: a notebook has no descriptor 1."""
     config = {"base": "run.toml", "train": SHORT}
     one = codescent.train(config, run={"name": "one"})
-    two = codescent.train(config, run={"name": "two"}, parallel={"ranks": 2})
+    with redirect_stdout(io.StringIO()) as printed:
+        two = codescent.train(config, run={"name": "two"}, parallel={"ranks": 2})
     assert np.allclose(one.metrics["train_loss"], two.metrics["train_loss"], rtol=1e-5)
     assert [len(run.environment["ranks"]) for run in (one, two)] == [1, 2]
+    lines = printed.getvalue().splitlines()
+    assert [line.split()[0] for line in lines if line][:3] == ["run", "data", "task"]
+    assert lines[-1].startswith("The run is in runs/two")
+    assert len(lines) == len(set(lines)), "nothing is printed twice"
 
 
-def test_a_signal_saves_and_is_answered_as_the_command_answers(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("again", [False, True])
+def test_ctrl_c_saves_the_run_of_several_ranks_and_a_second_one_kills_them(project: Path, again: bool) -> None:
+    rows = project / "runs" / "one" / "metrics.jsonl"
+
+    def interrupts() -> None:
+        while not rows.is_file() or not rows.stat().st_size:
+            time.sleep(0.05)
+        if again:  # a rank that stands still does not save
+            for rank in psutil.Process().children():
+                rank.suspend()
+        os.kill(os.getpid(), signal.SIGINT)
+        if again:
+            time.sleep(1)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupts, daemon=True).start()
+    keys: dict[str, Any] = {"run": {"name": "one"}, "train": {"num_steps": 100_000}, "parallel": {"ranks": 2}}
+    if again:
+        with pytest.raises(KeyboardInterrupt):
+            codescent.train("run.toml", **keys)
+    else:
+        assert codescent.train("run.toml", **keys).state == "stopped"
+
+
+def test_an_exit_code_of_ranks_becomes_an_exception(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the sentences that a rank has printed, which are not printed again."""
+
+    def ends(code: int) -> Callable[..., int]:
+        def main(*_: object) -> int:
+            warn("note: before\nerror: this\nerror: that" if code < 3 else "")
+            return code
+
+        return main
+
+    for code, kind in ((1, codescent.RunFailed), (2, codescent.UserError), (130, KeyboardInterrupt), (143, SystemExit)):
+        monkeypatch.setattr(codescent.verbs.train, "main", ends(code))
+        with pytest.raises(kind) as ended:
+            codescent.train("run.toml", run={"name": "one"}, parallel={"ranks": 2})
+        assert type(ended.value) is kind
+        assert getattr(ended.value, "problems", ("this", "that")) == ("this", "that")
+    assert capsys.readouterr().err.split() == ["note:", "before"] * 2
+
+
+def test_two_calls_at_a_time_are_refused(project: Path) -> None:
+    """They would share random numbers, threads and variables of the process."""
+    found: list[object] = []
+
+    def asks(*_: object) -> None:
+        with pytest.raises(codescent.UserError, match="another call of this process") as refused:
+            codescent.train("run.toml", run={"name": "two"}, train=SHORT)
+        found.append(refused.value)
+
+    thread = threading.Thread(target=asks)
+    with as_before(computes=True):
+        thread.start()
+        thread.join()
+        asks()
+    assert len(found) == 2
+    with as_before(computes=False):  # and then it is free
+        pass
+
+
+def test_an_error_shows_the_line_of_the_caller(project: Path) -> None:
+    with pytest.raises(codescent.UserError) as refused:
+        codescent.train("run.toml", train={"num_step": 3})
+    assert len(refused.traceback) <= 3
+    assert refused.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "code"),
+    [("SIGINT", None), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("SIGTERM", 143), ("SIGUSR1", 75)))],
+)
+def test_a_signal_saves_and_is_answered_as_the_command_answers(
+    project: Path, monkeypatch: pytest.MonkeyPatch, asked: str, code: int | None
+) -> None:
     """Ctrl-C ends the cell, not the notebook. Other signals end the program, with the exit code of the command."""
-    for asked, code in (("SIGINT", None), ("SIGTERM", 143), ("SIGUSR1", 75)):
-        monkeypatch.setenv("ASKED", asked)
-        keys: dict[str, Any] = {"run": {"name": asked}, "log": {"to": "stopper:asks"}}
-        if code is None:
-            assert codescent.train("run.toml", **keys).state == "stopped"
-        else:
-            with pytest.raises(SystemExit) as ended:
-                codescent.train("run.toml", **keys)
-            assert ended.value.code == code
-        run = codescent.Run(f"runs/{asked}")
-        assert (run.state, run.steps < 20) == ("stopped", True)
+    monkeypatch.setenv("ASKED", asked)
+    keys: dict[str, Any] = {"run": {"name": asked}, "log": {"to": "stopper:asks"}}
+    if code is None:
+        assert codescent.train("run.toml", **keys).state == "stopped"
+    else:
+        with pytest.raises(SystemExit) as ended:
+            codescent.train("run.toml", **keys)
+        assert ended.value.code == code
+    run = codescent.Run(f"runs/{asked}")
+    assert (run.state, run.steps < 20) == ("stopped", True)
+    if code is not None:
         assert run.resume(log={"to": None}).state == "done"  # and the signal of this run is forgotten
 
 
+@pytest.mark.slow
 def test_begin_or_continue(project: Path) -> None:
     keys: dict[str, Any] = {"resume": True, "run": {"name": "one"}}
     assert codescent.train("run.toml", train=SHORT, **keys).steps == 4
@@ -148,6 +283,11 @@ def test_every_problem_is_in_one_error_with_its_place(project: Path) -> None:
     assert wrong[0].startswith("config: train.seed: given <object")
     both = problems({"train": {"num_step": 3, "num_steps": "many"}})
     assert [one.split(":")[:2] for one in both] == [["config", " train.num_step"], ["config", " train.num_steps"]]
+    (base,) = problems({"base": "nope.toml"})
+    assert base.startswith(f"config: base: {project / 'nope.toml'}: no such file")
+    assert problems(3) == ("config: given 3; must be a name, a path, or a dict of sections",)
+    assert problems({"base": 3})[0].startswith("config: base: given 3; must be the name")
+    assert problems(software="x") == ("software: needs cluster, such as cluster h100-sxm",)
     forms = problems(**{"train.num_steps": 3, "trian": {}, "model": 3})
     assert forms == (
         "keywords: train.num_steps: write train={'num_steps': 3}",
@@ -188,6 +328,16 @@ def test_a_plan_is_that_of_the_command(project: Path) -> None:
     assert priced.step_s is not None
 
 
+def test_numbers_of_numpy_and_paths_are_values_and_notes_name_the_dict(project: Path) -> None:
+    """Catches what notebooks hold: a value of a numpy array. And the name of a file that nobody has written."""
+    given = {"num_steps": np.int64(7), "deterministic": np.bool_(True), "ema": np.float32(0.5)}
+    found = codescent.plan({"base": Path("run.toml"), "train": {**given, "precision": None}})
+    assert found.to_dict() == codescent.plan("run.toml", train=given).to_dict()
+    unread = {"data": {"pairs": "copy"}, "optimizer": {"momentum": 0.5}}
+    notes = codescent.plan({"base": "run.toml", **unread}, data={"prompt_key": "p"}).notes
+    assert [note.split(":")[0] for note in notes] == ["keywords", "config", "config"], notes
+
+
 def test_planning_and_reading_runs_import_no_torch(project: Path) -> None:
     """Catches an import that makes a notebook wait; and a room that hides the function of its name, or the reverse."""
     program = """
@@ -196,10 +346,10 @@ from codescent.plan import Plan
 assert isinstance(codescent.plan("run.toml").plan, Plan)
 codescent.Run
 assert "torch" not in sys.modules
-import codescent.train.loop
-assert callable(codescent.train)
 """
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    import_module("codescent.train.loop")
     assert list(inspect.signature(codescent.train).parameters) == ["config", "resume", "overrides"]
+    assert codescent.train.getdoc().startswith("Train as `codescent train` does")

@@ -3,11 +3,12 @@ Does not plan or price (verbs/plan.py asks the rooms that do) and does not impor
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping
 from typing import Any
 
-from codescent.api.words import ConfigGiven, arguments_of
+from codescent.api.html_table import html_table
+from codescent.api.short_errors import with_short_errors
+from codescent.api.words import ConfigGiven, arguments_of, as_keyword, named_as_keywords
 from codescent.base.own_names import in_a_sentence
 from codescent.plan import Plan
 from codescent.verbs.plan import Printed, planned
@@ -23,7 +24,7 @@ class Planned:
 
     def __init__(self, printed: Printed) -> None:
         self.plan: Plan = printed.plan
-        self.notes: tuple[str, ...] = tuple(printed.notes)
+        self.notes: tuple[str, ...] = tuple(map(as_keyword, printed.notes))
         self._printed = printed
 
     @property
@@ -47,14 +48,10 @@ class Planned:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: a row of a table for each row."""
-        rows = "".join(
-            f'<tr><th style="text-align: left; vertical-align: top">{html.escape(name)}</th>'
-            f'<td style="text-align: left">{"<br>".join(map(html.escape, lines))}</td></tr>'
-            for name, lines in self._printed.rows
-        )
-        return f"<table>{rows}</table>"
+        return html_table(self._printed.rows)
 
 
+@with_short_errors
 def plan(
     config: ConfigGiven = None,
     *,
@@ -74,6 +71,7 @@ def plan(
     Raises:
         UserError: the config is wrong, no such plan exists, or the cluster cannot run it.
     """
-    with arguments_of("plan", config, overrides) as arguments, in_a_sentence():
-        arguments.cluster, arguments.software = cluster, software
+    options = {"cluster": cluster, "software": software}
+    with arguments_of("plan", config, overrides) as arguments, named_as_keywords(options), in_a_sentence():
+        vars(arguments).update(options)
         return Planned(planned(arguments))

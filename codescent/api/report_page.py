@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
+from codescent.api.short_errors import with_short_errors
 from codescent.base.errors import UserError
 from codescent.report.markdown import markdown
 from codescent.report.page import page
@@ -27,7 +28,7 @@ class ReportPage:
     """
 
     def __init__(self, runs: Sequence[OpenedRun]) -> None:
-        self._report = report(runs)
+        self._report, self._names = report(runs), [run.name for run in runs]
 
     @cached_property
     def html(self) -> str:
@@ -39,6 +40,7 @@ class ReportPage:
         """The tables and sentences as Markdown, without figures."""
         return markdown(self._report)
 
+    @with_short_errors
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the page into a file, .html or .md, and return its path. Raises UserError: it cannot be written."""
         file = Path(path)
@@ -47,6 +49,9 @@ class ReportPage:
             raise UserError(*(problem.removeprefix("--out ") for problem in problems))
         write(file, self.markdown if is_markdown else self.html)
         return file
+
+    def __repr__(self) -> str:
+        return f"ReportPage of {', '.join(self._names)}: its text is in markdown and html; save(path) writes it"
 
     def _repr_html_(self) -> str:
         """The page in a frame: its styles do not change the notebook."""

@@ -3,7 +3,6 @@ Does not train (api/train.py does) and writes nothing into the folder. Each acce
 
 from __future__ import annotations
 
-import html
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,10 @@ from functools import partial
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
+from codescent.api.html_table import html_table
 from codescent.api.process import as_before
+from codescent.api.short_errors import with_short_errors
+from codescent.api.words import named_as_keywords
 from codescent.base.errors import UserError
 from codescent.base.own_names import in_a_sentence
 from codescent.config.toml_file import loads
@@ -34,6 +36,7 @@ class Run:
         UserError: it is no run folder, or a file of it is damaged; so does every attribute.
     """
 
+    @with_short_errors
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = open_run(os.fspath(path)).folder.path
 
@@ -72,6 +75,7 @@ class Run:
         """The number of steps done."""
         return open_run(self.path).steps
 
+    @with_short_errors
     def plot(self, x: str | None = None) -> Figure:
         """Draw losses, learning rate, gradient norm and speed, as `codescent plot` does. A notebook shows the figure.
 
@@ -98,6 +102,7 @@ class Run:
         vars(figure)["_repr_png_"] = partial(picture_bytes, figure, ".png", {})
         return figure
 
+    @with_short_errors
     def sample(
         self,
         prompt: str | None = None,
@@ -109,6 +114,7 @@ class Run:
         seed: int = 0,
         best: bool = False,
         step: int | None = None,
+        ema: bool = False,
         device: str = "auto",
     ) -> str:
         """The prompt and its continuation by the trained model, as `codescent sample` writes it.
@@ -120,21 +126,24 @@ class Run:
             temperature, top_k, top_p, seed: how tokens are chosen; the same seed gives the same text.
             best: use the checkpoint with the lowest validation loss.
             step: use the checkpoint of this step. The default is the newest one.
+            ema: use the moving average of its weights (train.ema), not the weights.
             device: "auto", "cpu", "cuda", "xpu" or "mps".
 
         Raises:
             UserError: the run has no checkpoint or no tokenizer, its model writes no text, or an argument is wrong.
         """
-        with as_before(computes=True), in_a_sentence():
+        options = ("tokens", "temperature", "top_k", "top_p", "seed", "best", "step", "ema", "device")
+        with as_before(computes=True), named_as_keywords(options), in_a_sentence():
             from codescent.verbs.sample import sample_run
 
             prompts = None if prompt is None else [prompt]
             texts = sample_run(
                 self.path, prompts, tokens, temperature, top_k, top_p, seed, 1, device, StringIO(),
-                best=best, step=step, option="prompt",
+                best=best, step=step, ema=ema, option="prompt",
             )  # fmt: skip
         return texts[0]
 
+    @with_short_errors
     def resume(self, **overrides: Mapping[str, Any]) -> Run:
         """Continue the run from its last checkpoint, as `codescent train --resume` does.
 
@@ -147,6 +156,7 @@ class Run:
 
         return resumed(self.path, overrides)
 
+    @with_short_errors
     def report(self) -> ReportPage:
         """The page of `codescent report`: speed, limits, slow ranks, figures. A notebook shows it."""
         from codescent.api.report_page import ReportPage
@@ -159,14 +169,16 @@ class Run:
     def _repr_html_(self) -> str:
         """What a notebook shows: a table of the facts."""
         rows = {"run": str(self.path), **self._facts()}
-        cells = (f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in rows.items())
-        return f"<table>{''.join(cells)}</table>"
+        return html_table((name, [value]) for name, value in rows.items())
 
     def _facts(self) -> dict[str, str]:
-        """State, steps and the last losses, in words."""
-        run = open_run(self.path)
-        facts = {"state": str(run.state), "steps": f"{run.steps:,}"}
-        for name, column in (("train loss", "train_loss"), ("validation loss", "val_loss")):
-            known = [value for value in run.columns[column] if not math.isnan(value)]
-            facts |= {name: f"{known[-1]:.4f}"} if known else {}
+        """State, steps and the last losses, in words; the problems of a folder that is damaged or gone by now."""
+        try:
+            run = open_run(self.path)
+            facts = {"state": str(run.state), "steps": f"{run.steps:,}"}
+            for name, column in (("train loss", "train_loss"), ("validation loss", "val_loss")):
+                known = [value for value in run.columns[column] if not math.isnan(value)]
+                facts |= {name: f"{known[-1]:.4f}"} if known else {}
+        except UserError as error:  # a debugger asks for the text of each object, too
+            return {"problem": "; ".join(error.problems)}
         return facts

@@ -3,33 +3,41 @@ Does not contain the loop (train/loop.py does) and starts no rank itself (verbs/
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 from argparse import Namespace
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from codescent.api.process import as_before
+from codescent.api.rank_errors import errors_of_ranks
 from codescent.api.run import Run
-from codescent.api.words import ConfigGiven, arguments_of
+from codescent.api.short_errors import with_short_errors
+from codescent.api.words import KEYWORDS, ConfigGiven, arguments_of
 from codescent.base.errors import RunFailed, UserError
 from codescent.base.own_names import in_a_sentence
 from codescent.base.stopping import LATER
+from codescent.config.load import COMMAND_LINE
 from codescent.launch.environment import read
 from codescent.preflight import run_folder
+from codescent.results import State
 from codescent.verbs import train as verb
 from codescent.verbs.resume import config_of
 
-WRONG_INPUT, INTERRUPTED = 2, 128 + signal.SIGINT
+WRONG_INPUT, SIGNALLED = 2, 128
+INTERRUPTED = SIGNALLED + signal.SIGINT
 
 
+@with_short_errors
 def train(config: ConfigGiven = None, *, resume: bool = False, **overrides: Mapping[str, Any]) -> Run:
     """Train as `codescent train` does, and return the run.
 
     One rank trains in this process; several (`parallel={"ranks": 4}`) are processes of this machine. What is printed
     is the same. Afterwards signals, the environment and the settings of torch are as before, so a program may call this
-    as often as it likes. A Ctrl-C saves, and the run is returned with the state "stopped".
+    as often as it likes, one call at a time. A Ctrl-C saves, and the run is returned with the state "stopped".
 
     Args:
         config: the name of a shipped config or a TOML file; or its sections as a dict, with "base" for a config below
@@ -42,8 +50,10 @@ def train(config: ConfigGiven = None, *, resume: bool = False, **overrides: Mapp
         The run in its folder.
 
     Raises:
-        UserError: the input is wrong; `problems` has a sentence for each problem. Nothing has begun.
+        UserError: the input is wrong; `problems` has a sentence for each problem. Nothing has begun. Or another call
+            of this process trains or samples now.
         RunFailed: a UserError, too: the run cannot continue, such as with losses that are not finite.
+        KeyboardInterrupt: a Ctrl-C came before the run could be saved, or a second one.
         SystemExit: the process was asked to end by another signal than Ctrl-C, or its job's time is over. The run is
             saved. The code is that of the command: 143 after SIGTERM, 75 after SIGUSR1.
     """
@@ -67,18 +77,25 @@ def trained(arguments: Namespace) -> Run:
             "the launcher the command `codescent train CONFIG`, or call codescent.train in one process, which starts "
             'ranks: parallel={"ranks": N}'
         )
-    config = config_of(arguments).config
-    folder = run_folder(config)
-    with as_before(computes=config.parallel.ranks == 1), in_a_sentence():
-        code = verb.main(arguments)
-    if code not in (0, INTERRUPTED):
-        _refuse(code, folder)
+    loaded = config_of(arguments)
+    origins = {key: KEYWORDS if origin == COMMAND_LINE else origin for key, origin in loaded.origins.items()}
+    folder = run_folder(loaded.config)
+    before, one_rank = _num_events(folder), loaded.config.parallel.ranks == 1
+    with as_before(computes=one_rank), in_a_sentence(), errors_of_ranks() as problems:
+        code = verb.main(arguments, dataclasses.replace(loaded, origins=origins))
+    if code == INTERRUPTED:
+        if _num_events(folder) == before or Run(folder).state == State.UNFINISHED:  # the ranks were killed
+            raise KeyboardInterrupt
+    elif code >= SIGNALLED or code == LATER:
+        raise SystemExit(code)
+    elif code:
+        error = UserError if code == WRONG_INPUT else RunFailed
+        raise error(*problems or [f"{folder}: a rank has ended the run; what it has printed says why"])
     return Run(folder)
 
 
-def _refuse(code: int, folder: Path) -> None:
-    """Raise what an exit code of the command means. Ranks that are processes of their own have printed their error."""
-    if code >= 128 or code == LATER:
-        raise SystemExit(code)
-    why = Run(folder).why if (folder / "events.jsonl").is_file() else ""
-    raise (UserError if code == WRONG_INPUT else RunFailed)(why or f"{folder}: a rank has refused the run, see above")
+def _num_events(folder: Path) -> int:
+    """The number of events of a run folder; 0: there is none, or it cannot be read."""
+    with suppress(UserError):
+        return len(Run(folder).events)
+    return 0

@@ -1,23 +1,27 @@
-"""In: a config as a path, a name or a dict, and sections with other values. Out: the words of a command line for it.
+"""In: a config as a path, a name or a dict, and sections with other values. Out: the arguments of a command for it.
 Does not read or check a config (config/load.py does)."""
 
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import tomli_w
 
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
-from codescent.config.load import COMMAND_LINE
+from codescent.base.home import expanded
+from codescent.config.load import COMMAND_LINE, shipped
 from codescent.config.sections import SECTIONS
 from codescent.config.unknown_key import unknown_section
+from codescent.config.unseen_file import named
 from codescent.config.words import toml_value
 from codescent.verbs.arguments import parse
 
@@ -37,13 +41,15 @@ def arguments_of(verb: str, config: ConfigGiven, overrides: Mapping[str, Any]) -
 
     Raises UserError: a section or a value has no form that a config has; or what the block raises.
     """
+    if not (config is None or isinstance(config, str | os.PathLike | Mapping)):
+        raise UserError(f"config: given {config!r}; must be a name, a path, or a dict of sections")
     words = override_words(overrides)
     arguments = parse([verb, DEFAULT_JOB])
     del arguments.verb, arguments.log_level
     arguments.overrides = words
     if not isinstance(config, Mapping):
         arguments.config = DEFAULT_JOB if config is None else os.fspath(config)
-        with _named_as_given({}):
+        with named_as_keywords():
             yield arguments
         return
     text = _toml(config)
@@ -51,7 +57,7 @@ def arguments_of(verb: str, config: ConfigGiven, overrides: Mapping[str, Any]) -
         file = Path(folder) / FILE
         replace_file(file, text)
         arguments.config = str(file)
-        with _named_as_given({str(file): DICT}):
+        with named_as_keywords(), named(file, DICT):
             yield arguments
 
 
@@ -68,7 +74,7 @@ def override_words(overrides: Mapping[str, Any]) -> list[str]:
     for section, keys in overrides.items():
         for key, value in keys.items() if isinstance(keys, Mapping) else ():
             try:
-                words.append(f"{section}.{key}={toml_value(tuple(value) if isinstance(value, list) else value)}")
+                words.append(f"{section}.{key}={toml_value(_plain(value))}")
             except TypeError:
                 problems.append(f"{KEYWORDS}: {section}.{key}: given {value!r}; {_WANTED}")
     if problems:
@@ -99,41 +105,61 @@ def _toml(config: Mapping[str, Any]) -> str:
     base = config.get("base")
     sections = {name: keys for name, keys in config.items() if name != "base"}
     problems = list(_wrong_sections(sections, DICT))
+    if not (base is None or isinstance(base, str | os.PathLike)):
+        problems.append(f"{DICT}: base: given {base!r}; must be the name of a shipped config, or a path")
     if problems:
         raise UserError(*problems)
-    table: dict[str, Any] = {}
-    if base is not None:  # a base is looked for beside the file, which is in a folder of its own
-        table["base"] = str(Path(base).absolute()) if Path(base).is_file() else str(base)
+    table: dict[str, Any] = {} if base is None else {"base": _base(os.fspath(base))}
     for name, keys in sections.items():
         table[name] = {}
         for key, value in keys.items():
-            given = os.fspath(value) if isinstance(value, os.PathLike) else value
+            given = _plain(value)
             try:
                 tomli_w.dumps({} if given is None else {"v": given})
             except TypeError:
                 problems.append(f"{DICT}: {name}.{key}: given {value!r}; {_WANTED}")
             if given is not None:
-                table[name][key] = given
+                table[name][str(key)] = given
     if problems:
         raise UserError(*problems)
     return tomli_w.dumps(table)
 
 
+def _base(base: str) -> str:
+    """A base as the dict's file names it. That file is in a folder of its own, and a base is looked for beside it."""
+    is_shipped = base == Path(base).name and Path(base).stem in shipped() and not Path(base).is_file()
+    return base if is_shipped else str(expanded(base).absolute())
+
+
+def _plain(value: Any) -> Any:
+    """A value of the types that TOML has: a path as text, a number of numpy as Python's, a list as a tuple."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, list | tuple):
+        return tuple(map(_plain, value))
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return value.item() if isinstance(value, np.generic) else value
+
+
 @contextmanager
-def _named_as_given(files: Mapping[str, str]) -> Iterator[None]:
-    """Problems that leave the block name the keywords, not a command line, and the dict, not its file."""
+def named_as_keywords(options: Collection[str] = ()) -> Iterator[None]:
+    """Problems that leave the block name the keywords of a call, not a command line.
+
+    `options`: keywords of the function that are options of the command, such as "top_k".
+    """
     try:
         yield
     except UserError as error:
-        names = {COMMAND_LINE: KEYWORDS, **files}
-        error.problems = tuple(_renamed(problem, names) for problem in error.problems)
+        error.problems = tuple(as_keyword(problem, options) for problem in error.problems)
         error.args = ("\n".join(error.problems),)
         raise
 
 
-def _renamed(problem: str, names: Mapping[str, str]) -> str:
-    """A problem whose place has another name. Lines of the dict's file are left out: nobody sees the file."""
-    for before, now in names.items():
-        if problem.startswith(before):
-            return f"{now}: {problem[len(before) :].lstrip(':0123456789').lstrip()}"
+def as_keyword(problem: str, options: Collection[str] = ()) -> str:
+    """A sentence that names keywords; see `named_as_keywords`."""
+    if problem.startswith(f"{COMMAND_LINE}: "):
+        problem = f"{KEYWORDS}{problem.removeprefix(COMMAND_LINE)}"
+    for option in options:
+        problem = re.sub(rf"(?<!\S)--{option.replace('_', '-')}\b", option, problem)
     return problem

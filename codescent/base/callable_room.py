@@ -23,8 +23,12 @@ class CallableRoom(ModuleType):
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """What `help` and notebooks show."""
+        """What notebooks show of its arguments."""
         return inspect.signature(self._function())
+
+    def getdoc(self) -> str:
+        """What notebooks show for `codescent.train?`: IPython asks for a method of this name."""
+        return inspect.getdoc(self._function()) or ""
 
     def _function(self) -> Callable[..., Any]:
         package, _, name = self.__name__.partition(".")

@@ -32,6 +32,7 @@ def _to_standard_error(text: str) -> None:
     sys.stderr.flush()
 
 
+_said: set[str] = set()  # details of this command that are logged once
 LOGGER.addHandler(Terminal())
 LOGGER.propagate = False  # else a program that configures the root logger would print each message twice
 LOGGER.setLevel(LEVELS.get(os.environ.get(LEVEL, ""), INFO))
@@ -47,24 +48,36 @@ def detail(text: str) -> None:
     message(text, DEBUG)
 
 
+def detail_once(text: str) -> None:
+    """Log a text that only --verbose shows, once in a command."""
+    if LOGGER.isEnabledFor(DEBUG) and text not in _said:
+        _said.add(text)
+        detail(text)
+
+
 def shows_progress() -> bool:
     """Whether progress is shown: not with --quiet."""
     return LOGGER.isEnabledFor(INFO)
 
 
 @contextmanager
-def at_level(name: str | None) -> Iterator[None]:
+def at_level(name: str | None, *, details: bool = True) -> Iterator[None]:
     """A block in which this process, and those that it starts, log from a level on.
 
-    `name`: of `LEVELS`; None: the level of the environment, else of the logger. Raises UserError: the environment has
-    no level.
+    Args:
+        name: of `LEVELS`; None: the level of the environment, else of the logger.
+        details: whether this process logs them, if the level asks for them. Of many ranks one does.
+
+    Raises:
+        UserError: the environment has no level.
     """
     given = os.environ.get(LEVEL)
     if given and given not in LEVELS:
         raise UserError(f"{LEVEL}={given}: must be one of {', '.join(LEVELS)}")
+    _said.clear()
     level, wanted = LOGGER.level, name or given
     if wanted:
-        LOGGER.setLevel(LEVELS[wanted])
+        LOGGER.setLevel(LEVELS[wanted] if details else max(LEVELS[wanted], INFO))
         os.environ[LEVEL] = wanted
     try:
         yield

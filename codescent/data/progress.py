@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from codescent.base.amounts import of_seconds
+from codescent.base.console import new_console
 from codescent.base.early import raise_if_asked
 from codescent.base.messages import INFO, message, shows_progress
 from codescent.base.visible import visible
@@ -47,7 +47,7 @@ def _shown(title: str, total: int, enabled: bool, done: int) -> Iterator[Callabl
     elif sys.stderr.isatty():
         name = TextColumn("{task.description}", markup=False)
         columns = (name, BarColumn(), TaskProgressColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        with Progress(*columns, console=new_console(stderr=True), transient=True) as bars:
             bar = bars.add_task(title, total=total or None, completed=done)
             yield lambda count: bars.advance(bar, count)
     else:

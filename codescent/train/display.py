@@ -4,16 +4,15 @@ Does not compute or record anything."""
 from __future__ import annotations
 
 import math
-import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
 from codescent.base.amounts import NOTHING, rounded
+from codescent.base.console import new_console
 from codescent.base.messages import INFO, WARNING, message, shows_progress
 from codescent.base.visible import visible
 
@@ -48,7 +47,7 @@ class Display:
         self.shown = shown
         self.num_steps = num_steps
         self.first_step = first_step
-        self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True, force_jupyter=False)  # lines as text
+        self.console = new_console(soft_wrap=True)
         self.live: Progress | None = None
         self.task: Any = None
         self.begin = 0.0

@@ -23,6 +23,7 @@ from codescent.base.published import in_words, is_full
 from codescent.base.rank import Rank
 from codescent.base.stopping import report_error
 from codescent.base.visible import one_line
+from codescent.launch.environment import read
 from codescent.launch.once import say_once, say_once_or_tell
 from codescent.launch.spin import with_short_spin
 from codescent.meeting.agent_store import AgentValues, OpenAgent
@@ -77,11 +78,19 @@ def run(words: Sequence[str], *, may_restart: bool = False) -> int:
         tolerate_write_errors()
     verb, level = vars(arguments).pop("verb"), vars(arguments).pop("log_level")
     try:
-        with at_level(level):
+        with at_level(level, details=_is_first()):
             return _run_verb(verb, arguments, trains=trains)
     except UserError as error:  # of the level itself
         _say(*(f"error: {problem}" for problem in error.problems))
         return error.exit_code
+
+
+def _is_first() -> bool:
+    """Whether this process is no rank, or the first one of a launcher that is not ours: ours has the same details."""
+    with suppress(UserError):  # the command says what is wrong with a launcher's variables
+        rank = read(os.environ)
+        return rank is None or not (rank.rank or rank.child)
+    return True
 
 
 def _run_verb(verb: str, arguments: Namespace, *, trains: bool) -> int:

@@ -8,8 +8,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from rich.console import Console
-
+from codescent.base.console import new_console
 from codescent.base.errors import UserError
 from codescent.base.output import note, warn
 from codescent.clusters.cluster import Cluster
@@ -132,7 +131,7 @@ def _read(arguments: Namespace) -> tuple[LoadedConfig, Cluster | None, Links | N
 
 def _print_operators(plan: Plan, config: Config, found: Price | None) -> None:
     """Print what a rank computes in a step; of a price with seconds."""
-    console = Console(highlight=False)
+    console = new_console()
     kind, seconds = CPU if config.train.device == CPU else CUDA, None
     if found is not None:
         kind, seconds = found.cluster.device.kind, seconds_on(found)

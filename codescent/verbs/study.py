@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 
 from codescent.base.amounts import of_seconds
+from codescent.base.console import new_console
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.json_text import json_text
@@ -103,7 +103,7 @@ def _run(folder: StudyFolder, study: StudyFile, *, retry: bool, as_json: bool) -
             folder.path, replace(definition, refused={**definition.refused, **refused}), held=True
         )
     progress = Progress(turns_of(folder, retry=retry), folder.seconds())
-    console = Console(highlight=False, stderr=as_json)
+    console = new_console(stderr=as_json)
     total, done, runs = len(progress.turns), 0, StudyRuns(folder)
     to_do = f"{counted(len(definition.specs), 'point')}, {counted(total, 'run')} to do{_about(progress, 0)}"
     config = config_named(definition.config)
