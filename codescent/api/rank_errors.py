@@ -32,7 +32,7 @@ class _Errors(logging.Filter):
 
 @contextmanager
 def errors_of_ranks() -> Iterator[list[str]]:
-    """The sentences that ranks have logged as errors. They are not printed: the exception that has them is."""
+    """The sentences that ranks have logged as errors. They are not printed: the caller raises them."""
     errors = _Errors()
     LOGGER.addFilter(errors)
     try:

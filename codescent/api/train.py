@@ -8,7 +8,6 @@ import os
 import signal
 from argparse import Namespace
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,18 @@ from codescent.api.run import Run
 from codescent.api.short_errors import with_short_errors
 from codescent.api.words import KEYWORDS, ConfigGiven, arguments_of
 from codescent.base.errors import RunFailed, UserError
+from codescent.base.output import warn
 from codescent.base.own_names import in_a_sentence
-from codescent.base.stopping import LATER
+from codescent.base.stopping import LATER, SAVING, STOPPING, exit_code_of
 from codescent.config.load import COMMAND_LINE
 from codescent.launch.environment import read
 from codescent.preflight import run_folder
-from codescent.results import State
 from codescent.verbs import train as verb
 from codescent.verbs.resume import config_of
 
-WRONG_INPUT, SIGNALLED = 2, 128
-INTERRUPTED = SIGNALLED + signal.SIGINT
+WRONG_INPUT, INTERRUPTED = 2, exit_code_of(signal.SIGINT)
+ENDED = {LATER, *map(exit_code_of, (*STOPPING, *SAVING))}
+"""Exit codes of a run that was asked to stop."""
 
 
 @with_short_errors
@@ -37,7 +37,7 @@ def train(config: ConfigGiven = None, *, resume: bool = False, **overrides: Mapp
 
     One rank trains in this process; several (`parallel={"ranks": 4}`) are processes of this machine. What is printed
     is the same. Afterwards signals, the environment and the settings of torch are as before, so a program may call this
-    as often as it likes, one call at a time. A Ctrl-C saves, and the run is returned with the state "stopped".
+    as often as it likes, one call at a time. A Ctrl-C saves the run; then it interrupts the program, as ever.
 
     Args:
         config: the name of a shipped config or a TOML file; or its sections as a dict, with "base" for a config below
@@ -53,7 +53,8 @@ def train(config: ConfigGiven = None, *, resume: bool = False, **overrides: Mapp
         UserError: the input is wrong; `problems` has a sentence for each problem. Nothing has begun. Or another call
             of this process trains or samples now.
         RunFailed: a UserError, too: the run cannot continue, such as with losses that are not finite.
-        KeyboardInterrupt: a Ctrl-C came before the run could be saved, or a second one.
+        KeyboardInterrupt: a Ctrl-C came. After the first one the run is saved, if it has done a step: `Run(path)` opens
+            it.
         SystemExit: the process was asked to end by another signal than Ctrl-C, or its job's time is over. The run is
             saved. The code is that of the command: 143 after SIGTERM, 75 after SIGUSR1.
     """
@@ -80,22 +81,15 @@ def trained(arguments: Namespace) -> Run:
     loaded = config_of(arguments)
     origins = {key: KEYWORDS if origin == COMMAND_LINE else origin for key, origin in loaded.origins.items()}
     folder = run_folder(loaded.config)
-    before, one_rank = _num_events(folder), loaded.config.parallel.ranks == 1
-    with as_before(computes=one_rank), in_a_sentence(), errors_of_ranks() as problems:
+    with as_before(computes=loaded.config.parallel.ranks == 1), in_a_sentence(), errors_of_ranks() as problems:
         code = verb.main(arguments, dataclasses.replace(loaded, origins=origins))
+    if code == 0 or code in ENDED:
+        warn(*problems)  # of a rank whose end is no failure
     if code == INTERRUPTED:
-        if _num_events(folder) == before or Run(folder).state == State.UNFINISHED:  # the ranks were killed
-            raise KeyboardInterrupt
-    elif code >= SIGNALLED or code == LATER:
+        raise KeyboardInterrupt(f"{folder}: stopped")
+    if code in ENDED:
         raise SystemExit(code)
-    elif code:
+    if code:
         error = UserError if code == WRONG_INPUT else RunFailed
         raise error(*problems or [f"{folder}: a rank has ended the run; what it has printed says why"])
     return Run(folder)
-
-
-def _num_events(folder: Path) -> int:
-    """The number of events of a run folder; 0: there is none, or it cannot be read."""
-    with suppress(UserError):
-        return len(Run(folder).events)
-    return 0
