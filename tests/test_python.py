@@ -326,7 +326,9 @@ def test_a_plan_is_that_of_the_command(project: Path) -> None:
     assert priced.step_s is not None
 
 
-def test_numbers_of_numpy_and_paths_are_values_and_notes_name_the_dict(project: Path) -> None:
+def test_numbers_of_numpy_and_paths_are_values_and_notes_name_the_dict(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Catches what notebooks hold: a value of a numpy array. And the name of a file that nobody has written."""
     given = {"num_steps": np.int64(7), "deterministic": np.bool_(True), "ema": np.float32(0.5)}
     found = codescent.plan({"base": Path("run.toml"), "train": {**given, "precision": None}})
@@ -334,6 +336,7 @@ def test_numbers_of_numpy_and_paths_are_values_and_notes_name_the_dict(project: 
     unread = {"data": {"pairs": "copy"}, "optimizer": {"momentum": 0.5}}
     notes = codescent.plan({"base": "run.toml", **unread}, data={"prompt_key": "p"}).notes
     assert [note.split(":")[0] for note in notes] == ["keywords", "config", "config"], notes
+    assert capsys.readouterr().err.splitlines() == list(notes)
 
 
 def test_planning_and_reading_runs_import_no_torch(project: Path) -> None:

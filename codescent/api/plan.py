@@ -9,6 +9,7 @@ from typing import Any
 from codescent.api.html_table import html_table
 from codescent.api.short_errors import with_short_errors
 from codescent.api.words import ConfigGiven, arguments_of, as_keyword, named_as_keywords
+from codescent.base.output import warn
 from codescent.base.own_names import in_a_sentence
 from codescent.plan import Plan
 from codescent.verbs.plan import Printed, planned
@@ -19,7 +20,7 @@ class Planned:
 
     Attributes:
         plan: the decisions of the run, as plan.json has them.
-        notes: sentences on the config and on data that is not there yet.
+        notes: sentences on the config and on data that is not there yet. They are logged as warnings, too.
     """
 
     def __init__(self, printed: Printed) -> None:
@@ -74,4 +75,7 @@ def plan(
     options = {"cluster": cluster, "software": software}
     with arguments_of("plan", config, overrides) as arguments, named_as_keywords(options), in_a_sentence():
         vars(arguments).update(options)
-        return Planned(planned(arguments))
+        found = Planned(planned(arguments))
+    for sentence in found.notes:
+        warn(sentence)
+    return found
