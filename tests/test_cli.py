@@ -57,7 +57,7 @@ def test_what_needs_no_torch_does_not_load_it(project: Path, words: list[str], c
     done = subprocess.run(command, cwd=project, env=environment(), capture_output=True, text=True, check=False)
     *said, last = done.stderr.splitlines()
     assert last == f"False {code}"
-    absent = "absent: no such folder: weights are read from a local Hugging Face folder"
+    absent = "absent: no such folder: weights are read from a Hugging Face folder"
     said = [line.partition(";")[0] for line in said]
     assert said == ([f"error: {absent if 'import' in words else 'runs/absent: no such run folder'}"] if code else [])
     assert bool(done.stdout) == (not code)
