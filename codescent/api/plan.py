@@ -3,11 +3,12 @@ Does not plan or price (verbs/plan.py asks the rooms that do) and does not impor
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from codescent.api.html_table import html_table
-from codescent.api.short_errors import with_short_errors
+from codescent.api.public import public
 from codescent.api.words import ConfigGiven, arguments_of, as_keyword, named_as_keywords
 from codescent.base.output import warn
 from codescent.base.own_names import in_a_sentence
@@ -52,11 +53,11 @@ class Planned:
         return html_table(self._printed.rows)
 
 
-@with_short_errors
+@public
 def plan(
     config: ConfigGiven = None,
     *,
-    cluster: str | None = None,
+    cluster: str | os.PathLike[str] | None = None,
     software: str | None = None,
     **overrides: Mapping[str, Any],
 ) -> Planned:
@@ -72,7 +73,7 @@ def plan(
     Raises:
         UserError: the config is wrong, no such plan exists, or the cluster cannot run it.
     """
-    options = {"cluster": cluster, "software": software}
+    options = {"cluster": None if cluster is None else os.fspath(cluster), "software": software}
     with arguments_of("plan", config, overrides) as arguments, named_as_keywords(options), in_a_sentence():
         vars(arguments).update(options)
         found = Planned(planned(arguments))

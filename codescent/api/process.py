@@ -4,17 +4,19 @@ Does not undo what a command writes, and keeps what Python has imported."""
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from types import FrameType
 
 from codescent.base import cause, early
 from codescent.base.errors import UserError
-from codescent.base.messages import LEVEL, LEVELS, LOGGER
+from codescent.base.messages import LEVEL, nearest_level
+from codescent.base.own_names import FOLDERS
 from codescent.base.stopping import SAVING, STOPPING
 from codescent.launch.spin import with_short_spin
 
@@ -37,8 +39,9 @@ def as_before(*, computes: bool) -> Iterator[None]:
         stack.callback(_busy.release)
         stack.callback(_restore_environment, dict(os.environ))
         os.environ.update(with_short_spin(os.environ))  # before torch is imported, and for the ranks
-        if LOGGER.level in LEVELS.values():  # ranks that are processes of their own log from the same level on
-            os.environ[LEVEL] = logging.getLevelName(LOGGER.level)
+        os.environ[LEVEL] = nearest_level()  # ranks that are processes of their own log from the same level on
+        if not computes:  # and find the same modules
+            os.environ[FOLDERS] = os.pathsep.join(map(os.path.abspath, filter(None, sys.path)))
         stack.callback(cause.forget)
         stack.callback(early.forget)
         _keep_signals(stack)
@@ -65,7 +68,10 @@ def _keep_signals(stack: ExitStack) -> None:
 
 def _keep_torch(stack: ExitStack) -> None:
     """What a run changes of torch: threads, precision of products, determinism, random numbers, hidden warnings."""
-    import torch
+    with _whole_imports():
+        import torch
+
+        import codescent.train.loop  # noqa: F401 - what it imports of torch, too
 
     from codescent.base.device import kept
 
@@ -77,6 +83,30 @@ def _keep_torch(stack: ExitStack) -> None:
     stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
     stack.callback(torch.set_num_threads, torch.get_num_threads())
     stack.callback(_set_deterministic, torch.are_deterministic_algorithms_enabled())
+
+
+@contextmanager
+def _whole_imports() -> Iterator[None]:
+    """A block whose imports a first Ctrl-C does not break off. It interrupts afterwards; a second one does not wait.
+
+    Python keeps a part of torch after an interrupted import: no later import in this process would succeed.
+    """
+    before, asked = signal.getsignal(signal.SIGINT), list[int]()
+    if not early.handles_signals() or before is not signal.default_int_handler:
+        yield
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        signal.signal(number, before)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if asked:
+        raise KeyboardInterrupt
 
 
 def _set_deterministic(wanted: bool) -> None:

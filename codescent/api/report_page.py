@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
-from codescent.api.short_errors import with_short_errors
+from codescent.api.public import public
 from codescent.base.errors import UserError
 from codescent.report.markdown import markdown
 from codescent.report.page import page
@@ -40,7 +40,7 @@ class ReportPage:
         """The tables and sentences as Markdown, without figures."""
         return markdown(self._report)
 
-    @with_short_errors
+    @public
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the page into a file, .html or .md, and return its path. Raises UserError: it cannot be written."""
         file = Path(path)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from codescent.api.html_table import html_table
 from codescent.api.process import as_before
-from codescent.api.short_errors import with_short_errors
+from codescent.api.public import public
 from codescent.api.words import named_as_keywords
 from codescent.base.errors import UserError
 from codescent.base.own_names import in_a_sentence
@@ -36,7 +36,7 @@ class Run:
         UserError: it is no run folder, or a file of it is damaged; so does every attribute.
     """
 
-    @with_short_errors
+    @public
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = open_run(os.fspath(path)).folder.path
 
@@ -75,7 +75,7 @@ class Run:
         """The number of steps done."""
         return open_run(self.path).steps
 
-    @with_short_errors
+    @public
     def plot(self, x: str | None = None) -> Figure:
         """Draw losses, learning rate, gradient norm and speed, as `codescent plot` does. A notebook shows the figure.
 
@@ -102,7 +102,7 @@ class Run:
         vars(figure)["_repr_png_"] = partial(picture_bytes, figure, ".png", {})
         return figure
 
-    @with_short_errors
+    @public
     def sample(
         self,
         prompt: str | None = None,
@@ -132,6 +132,8 @@ class Run:
         Raises:
             UserError: the run has no checkpoint or no tokenizer, its model writes no text, or an argument is wrong.
         """
+        if best and step is not None:
+            raise UserError(f"step: given {step!r} together with best; give one of them")
         options = ("tokens", "temperature", "top_k", "top_p", "seed", "best", "step", "ema", "device")
         with as_before(computes=True), named_as_keywords(options), in_a_sentence():
             from codescent.verbs.sample import sample_run
@@ -143,7 +145,7 @@ class Run:
             )  # fmt: skip
         return texts[0]
 
-    @with_short_errors
+    @public
     def resume(self, **overrides: Mapping[str, Any]) -> Run:
         """Continue the run from its last checkpoint, as `codescent train --resume` does.
 
@@ -156,7 +158,7 @@ class Run:
 
         return resumed(self.path, overrides)
 
-    @with_short_errors
+    @public
     def report(self) -> ReportPage:
         """The page of `codescent report`: speed, limits, slow ranks, figures. A notebook shows it."""
         from codescent.api.report_page import ReportPage

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from codescent.api.own_code import refuse_stale
 from codescent.api.process import as_before
+from codescent.api.public import public
 from codescent.api.rank_errors import errors_of_ranks
 from codescent.api.run import Run
-from codescent.api.short_errors import with_short_errors
 from codescent.api.words import KEYWORDS, ConfigGiven, arguments_of
 from codescent.base.errors import RunFailed, UserError
 from codescent.base.output import warn
@@ -31,7 +32,7 @@ ENDED = {LATER, *map(exit_code_of, (*STOPPING, *SAVING))}
 """Exit codes of a run that was asked to stop."""
 
 
-@with_short_errors
+@public
 def train(config: ConfigGiven = None, *, resume: bool = False, **overrides: Mapping[str, Any]) -> Run:
     """Train as `codescent train` does, and return the run.
 
@@ -81,6 +82,7 @@ def trained(arguments: Namespace) -> Run:
     loaded = config_of(arguments)
     origins = {key: KEYWORDS if origin == COMMAND_LINE else origin for key, origin in loaded.origins.items()}
     folder = run_folder(loaded.config)
+    refuse_stale(loaded.config)
     with as_before(computes=loaded.config.parallel.ranks == 1), in_a_sentence(), errors_of_ranks() as problems:
         code = verb.main(arguments, dataclasses.replace(loaded, origins=origins))
     if code == 0 or code in ENDED:

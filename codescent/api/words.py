@@ -18,9 +18,10 @@ import tomli_w
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
+from codescent.base.messages import given_level
 from codescent.config.load import COMMAND_LINE, shipped
 from codescent.config.sections import SECTIONS
-from codescent.config.unknown_key import unknown_section
+from codescent.config.unknown_key import unknown_key, unknown_section
 from codescent.config.unseen_file import named
 from codescent.config.words import toml_value
 from codescent.verbs.arguments import parse
@@ -39,8 +40,10 @@ def arguments_of(verb: str, config: ConfigGiven, overrides: Mapping[str, Any]) -
 
     The block is to read the config: its problems name the place as a program knows it.
 
-    Raises UserError: a section or a value has no form that a config has; or what the block raises.
+    Raises UserError: a section or a value has no form that a config has; the environment has a level of messages that
+    is none; or what the block raises.
     """
+    given_level()
     if not (config is None or isinstance(config, str | os.PathLike | Mapping)):
         raise UserError(f"config: given {config!r}; must be a name, a path, or a dict of sections")
     words = override_words(overrides)
@@ -73,15 +76,20 @@ def override_words(overrides: Mapping[str, Any]) -> list[str]:
     problems, words = list(_wrong_sections(overrides, KEYWORDS)), list[str]()
     for section, keys in overrides.items():
         for key, value in keys.items() if isinstance(keys, Mapping) else ():
+            if not str(key).isidentifier():  # a word of a command line would end in it
+                problems.append(f"{KEYWORDS}: {section}.{key}: {unknown_key(section, str(key))}")
+                continue
             try:
                 words.append(f"{section}.{key}={toml_value(_plain(value))}")
-            except TypeError:
+            except _NO_TOML:
                 problems.append(f"{KEYWORDS}: {section}.{key}: given {value!r}; {_WANTED}")
     if problems:
         raise UserError(*problems)
     return words
 
 
+_NO_TOML = (TypeError, UnicodeEncodeError, RecursionError)
+"""Errors of a value that TOML does not have: an object, half a character, a list that contains itself."""
 _WANTED = "must be a string, a number, True, False, None, a path, a list or a dict"
 
 
@@ -113,11 +121,12 @@ def _toml(config: Mapping[str, Any]) -> str:
     for name, keys in sections.items():
         table[name] = {}
         for key, value in keys.items():
-            given = _plain(value)
             try:
-                tomli_w.dumps({} if given is None else {"v": given})
-            except TypeError:
+                given = _plain(value)
+                tomli_w.dumps({str(key): "" if given is None else given}).encode()
+            except _NO_TOML:
                 problems.append(f"{DICT}: {name}.{key}: given {value!r}; {_WANTED}")
+                continue
             if given is not None:
                 table[name][str(key)] = given
     if problems:
@@ -132,14 +141,14 @@ def _base(base: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value of the types that TOML has: a path as text, a number of numpy as Python's, a list as a tuple."""
+    """A value of the types that TOML has: a path as text, what numpy has as Python's, a list as a tuple."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, list | tuple):
         return tuple(map(_plain, value))
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
-    return value.item() if isinstance(value, np.generic) else value
+    return _plain(value.tolist()) if isinstance(value, np.generic | np.ndarray) else value
 
 
 @contextmanager

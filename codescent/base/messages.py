@@ -33,9 +33,21 @@ def _to_standard_error(text: str) -> None:
 
 
 _said: set[str] = set()  # details of this command that are logged once
-LOGGER.addHandler(Terminal())
-LOGGER.propagate = False  # else a program that configures the root logger would print each message twice
-LOGGER.setLevel(LEVELS.get(os.environ.get(LEVEL, ""), INFO))
+
+
+def _set_up() -> None:
+    """Give the logger its handler, once: IPython may load this file again. A level that a program has set stays."""
+    handler = Terminal()
+    handler.set_name(LOGGER.name)
+    for old in [one for one in LOGGER.handlers if one.get_name() == LOGGER.name]:
+        LOGGER.removeHandler(old)
+    LOGGER.addHandler(handler)
+    LOGGER.propagate = False  # else a program that configures the root logger would print each message twice
+    if LOGGER.level == logging.NOTSET:
+        LOGGER.setLevel(LEVELS.get(os.environ.get(LEVEL, ""), INFO))
+
+
+_set_up()
 
 
 def message(text: str, level: int, write: Callable[[str], object] | None = None) -> None:
@@ -60,6 +72,19 @@ def shows_progress() -> bool:
     return LOGGER.isEnabledFor(INFO)
 
 
+def given_level() -> str | None:
+    """The level of the environment; None: it has none. Raises UserError: it is no level."""
+    given = os.environ.get(LEVEL)
+    if given and given not in LEVELS:
+        raise UserError(f"{LEVEL}={given}: must be one of {', '.join(LEVELS)}")
+    return given
+
+
+def nearest_level() -> str:
+    """The first of `LEVELS` that shows no more than the logger does: a program may have set any number."""
+    return next((name for name, level in LEVELS.items() if level >= LOGGER.getEffectiveLevel()), "ERROR")
+
+
 @contextmanager
 def at_level(name: str | None, *, details: bool = True) -> Iterator[None]:
     """A block in which this process, and those that it starts, log from a level on.
@@ -71,9 +96,7 @@ def at_level(name: str | None, *, details: bool = True) -> Iterator[None]:
     Raises:
         UserError: the environment has no level.
     """
-    given = os.environ.get(LEVEL)
-    if given and given not in LEVELS:
-        raise UserError(f"{LEVEL}={given}: must be one of {', '.join(LEVELS)}")
+    given = given_level()
     _said.clear()
     level, wanted = LOGGER.level, name or given
     if wanted:

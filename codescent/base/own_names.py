@@ -7,6 +7,7 @@ import difflib
 import hashlib
 import importlib
 import inspect
+import os
 import re
 import reprlib
 import sys
@@ -23,6 +24,8 @@ from codescent.base.secret import without_user
 
 PLAN_FILE = "plan.json"
 """A folder with such a file is a run folder. No code is looked for in it: somebody else's must not bring code along."""
+FOLDERS = "CODESCENT_FOLDERS"
+"""Variable with folders that may hold modules, separated as in PATH: a program gives its own to the ranks it starts."""
 FORM = '"module:NAME"'
 RESERVED = "synthetic:"
 """data.corpus = "synthetic:2048" names no module."""
@@ -54,11 +57,12 @@ def check_form(value: str) -> str:
 
 
 def add_folders(files: Iterable[Path] = ()) -> None:
-    """Append the working directory and the folders of config files to the folders of importable modules.
+    """Append the working directory, the folders of config files and those of FOLDERS to those of importable modules.
 
     Installed modules win over those in these folders. The folder of a run is left out (`PLAN_FILE`).
     """
-    for folder in (Path.cwd(), *(file.resolve().parent for file in files)):
+    given = map(Path, filter(None, os.environ.get(FOLDERS, "").split(os.pathsep)))
+    for folder in (Path.cwd(), *(file.resolve().parent for file in files), *given):
         if not (folder / PLAN_FILE).is_file() and str(folder) not in sys.path:
             sys.path.append(str(folder))
 
@@ -254,12 +258,12 @@ def in_a_sentence() -> Iterator[None]:
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        if told := _of_user(error):
+        if told := of_user(error):
             raise UserError(told) from error
         raise
 
 
-def _of_user(error: BaseException) -> str:
+def of_user(error: BaseException) -> str:
     """The sentence on an error that users' code has raised; "": it is not of users' code."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename in _loaded:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from codescent import __version__
@@ -14,6 +14,8 @@ from codescent.verbs import arguments_machines, arguments_run, arguments_trained
 from codescent.verbs.argument_types import Parser
 from codescent.verbs.arguments_run import RESUME_AUTO
 
+LEVELS: Mapping[str, str] = {"-q": "WARNING", "--quiet": "WARNING", "-v": "DEBUG", "--verbose": "DEBUG"}
+"""Options of every command, which may stand before it, too, and the levels of messages that they give."""
 SITE = "site."
 """How an override of a site begins."""
 LOCAL_RANK = re.compile(r"--local[-_]rank=([0-9]+)")  # torch.distributed.launch puts it before a rank's words
@@ -28,7 +30,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     this function accepts them anywhere.
     """
     top, parsers = make_parser()
-    words, script_words = list(words), list[str]()
+    at = next((index for index, word in enumerate(words) if word not in LEVELS), 0)
+    words, script_words = [*words[at : at + 1], *words[:at], *words[at + 1 :]], list[str]()  # -q train is train -q
     said = words
     local_rank = LOCAL_RANK.fullmatch(words[0]) if list(words[1:2]) == ["train"] else None
     words = words[1:] if local_rank else words
@@ -109,10 +112,11 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
 def _add_levels(verb: Parser) -> None:
     """Every command says less or more, by the same options."""
     levels = verb.add_mutually_exclusive_group()
-    for options, level, what in (
-        (("-q", "--quiet"), "WARNING", "print warnings, errors and the result, no progress"),
-        (("-v", "--verbose"), "DEBUG", "print details, too: files that are read, processes, times"),
+    for level, what in (
+        ("WARNING", "print warnings, errors and the result, no progress"),
+        ("DEBUG", "print details, too: files that are read, processes, times"),
     ):
+        options = [option for option, one in LEVELS.items() if one == level]
         levels.add_argument(*options, dest="log_level", action="store_true", const=level, help=what)
     verb.set_defaults(log_level=None)
 
