@@ -53,6 +53,31 @@ def problems(call: Callable[[], object]) -> tuple[str, ...]:
     return refused.value.problems
 
 
+def test_every_problem_is_in_one_error_with_its_place(project: Path) -> None:
+    def planned(*config: Any, **keywords: Any) -> tuple[str, ...]:
+        return problems(lambda: codescent.plan(*config, **keywords))
+
+    (unknown,) = planned(train={"num_step": 3})
+    assert unknown == "keywords: train.num_step: unknown key in [train]; did you mean train.num_steps?"
+    wrong = planned({"train": {"num_step": 3, "seed": object()}})
+    assert len(wrong) == 1
+    assert wrong[0].startswith("config: train.seed: given <object")
+    both = planned({"train": {"num_step": 3, "num_steps": "many"}})
+    assert [one.split(":")[:2] for one in both] == [["config", " train.num_step"], ["config", " train.num_steps"]]
+    (base,) = planned({"base": "nope.toml"})
+    assert base.startswith(f"config: base: {project / 'nope.toml'}: no such file")
+    assert planned(3) == ("config: given 3; must be a name, a path, or a dict of sections",)
+    assert planned({"base": 3})[0].startswith("config: base: given 3; must be the name")
+    assert planned(software="x") == ("software: needs cluster, such as cluster h100-sxm",)
+    forms = planned(**{"train.num_steps": 3, "trian": {}, "model": 3})
+    assert forms == (
+        "keywords: train.num_steps: write train={'num_steps': 3}",
+        "keywords: trian: unknown section; did you mean [train]?",
+        'keywords: model: given 3; must be a dict of its keys, such as train={"num_steps": 20}',
+    )
+    assert not (project / "runs").exists()
+
+
 def test_arguments_of_other_types_are_one_error(project: Path) -> None:
     """Catches an AttributeError or a TypeError from somewhere inside, and resume="runs/one", which is true."""
     function: Any = codescent.train

@@ -12,6 +12,7 @@ from codescent.api.public import public
 from codescent.api.words import ConfigGiven, arguments_of, as_keyword, named_as_keywords
 from codescent.base.output import warn
 from codescent.base.own_names import in_a_sentence
+from codescent.cost.stage_memory import Fitting
 from codescent.plan import Plan
 from codescent.verbs.plan import Printed, planned
 
@@ -38,6 +39,11 @@ class Planned:
     def step_s(self) -> float | None:
         """Predicted seconds of a step on the cluster; None: without a cluster."""
         return None if self._printed.price is None else self._printed.price.step_s
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the fullest rank fits in the memory of its device on the cluster; None: without a cluster."""
+        return None if self._printed.price is None else self._printed.price.verdict is not Fitting.TOO_LARGE
 
     def to_dict(self) -> dict[str, Any]:
         """The data of `codescent plan --json`: the plan; with a cluster the price."""

@@ -17,7 +17,7 @@ from codescent.base import cause, early
 from codescent.base.errors import UserError
 from codescent.base.messages import LEVEL, nearest_level
 from codescent.base.own_names import FOLDERS
-from codescent.base.stopping import SAVING, STOPPING
+from codescent.base.stopping import EXIT_FILE, SAVING, STOPPING
 from codescent.launch.spin import with_short_spin
 
 _busy = threading.Lock()
@@ -39,6 +39,7 @@ def as_before(*, computes: bool) -> Iterator[None]:
         stack.callback(_busy.release)
         stack.callback(_restore_environment, dict(os.environ))
         os.environ.update(with_short_spin(os.environ))  # before torch is imported, and for the ranks
+        os.environ.pop(EXIT_FILE, None)  # else the code of a stop would be 0 here: a program is told by an exception
         os.environ[LEVEL] = nearest_level()  # ranks that are processes of their own log from the same level on
         if not computes:  # and find the same modules
             os.environ[FOLDERS] = os.pathsep.join(map(os.path.abspath, filter(None, sys.path)))
@@ -71,11 +72,11 @@ def _keep_torch(stack: ExitStack) -> None:
     with _whole_imports():
         import torch
 
+        stack.enter_context(warnings.catch_warnings())  # some modules hide warnings when they are imported
         import codescent.train.loop  # noqa: F401 - what it imports of torch, too
 
     from codescent.base.device import kept
 
-    stack.enter_context(warnings.catch_warnings())
     stack.enter_context(kept())
     matmul = torch.backends.cuda.matmul
     for name in ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction"):

@@ -20,7 +20,7 @@ from codescent.api.words import KEYWORDS, ConfigGiven, arguments_of
 from codescent.base.errors import RunFailed, UserError
 from codescent.base.output import warn
 from codescent.base.own_names import in_a_sentence
-from codescent.base.stopping import LATER, SAVING, STOPPING, exit_code_of
+from codescent.base.stopping import LATER, SAVING, STOPPING, exit_code_of, reported
 from codescent.config.load import COMMAND_LINE
 from codescent.launch.environment import read
 from codescent.preflight import run_folder
@@ -57,7 +57,8 @@ def train(config: ConfigGiven = None, *, resume: bool = False, **overrides: Mapp
         KeyboardInterrupt: a Ctrl-C came. After the first one the run is saved, if it has done a step: `Run(path)` opens
             it.
         SystemExit: the process was asked to end by another signal than Ctrl-C, or its job's time is over. The run is
-            saved. The code is that of the command: 143 after SIGTERM, 75 after SIGUSR1.
+            saved. The code is that of the command: 143 after SIGTERM, 75 after SIGUSR1. With CODESCENT_EXIT_FILE, which
+            scripts of `codescent launch` set, it is in this file, and the code is 0.
     """
     with arguments_of("train", config, overrides) as arguments:
         arguments.resume = None if resume else False
@@ -90,7 +91,7 @@ def trained(arguments: Namespace) -> Run:
     if code == INTERRUPTED:
         raise KeyboardInterrupt(f"{folder}: stopped")
     if code in ENDED:
-        raise SystemExit(code)
+        raise SystemExit(reported(code, os.environ))
     if code:
         error = UserError if code == WRONG_INPUT else RunFailed
         raise error(*problems or [f"{folder}: a rank has ended the run; what it has printed says why"])
