@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from codescent.base.secret import secret_in
 from codescent.config.keys import Section
 from codescent.config.words import Key, toml_value
 
@@ -64,12 +65,12 @@ def wrong_values(model: type[Section], values: Mapping[str, Any], key_of: Callab
     try:
         model.model_validate({name: value for name, value in values.items() if name not in wrong})
     except ValidationError as error:
-        found = [(detail, detail.get("ctx", {}).get("error")) for detail in error.errors(include_url=False)]
+        found = [(detail, str(detail.get("ctx", {}).get("error", ""))) for detail in error.errors(include_url=False)]
         for detail, reason in sorted(found, key=lambda one: not one[1]):  # of a union: first what has a reason
             name = str(detail["loc"][0])
             key = key_of(name)
             missing = f"is missing: {key.description}"
-            wrong.setdefault(name, value_problem(values[name], key, reason) if name in values else missing)
+            wrong.setdefault(name, value_problem(values[name], key, reason or None) if name in values else missing)
     return wrong
 
 
@@ -108,10 +109,12 @@ def value_problem(value: Any, key: Key, reason: object) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as TOML, at most 80 characters."""
+    """A value as TOML, at most 80 characters; without what looks like a secret."""
     if isinstance(value, dict):
         return "a table"
     if isinstance(value, list):
         return "a list"
     text = toml_value(value)
+    if secret_in(text):
+        return '"..."'
     return text if len(text) <= 80 else f"{text[:77]}..."

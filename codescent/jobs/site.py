@@ -15,12 +15,12 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator
 
 from codescent.base.errors import UserError
+from codescent.base.secret import is_secret_name, warnings
 from codescent.config.given import Given, Problem, read_override, wrong_values
 from codescent.config.keys import Section, Text, TextOrPath, auto, key
 from codescent.config.named_files import NamedFiles, TomlFile
 from codescent.config.words import Key, key_of, toml_value
 from codescent.jobs.device import device_of
-from codescent.jobs.secrets import secret_in, secret_key
 
 SECTION = "site"
 FOLDER = Path("sites")
@@ -163,7 +163,7 @@ def keys_markdown() -> str:
     return "\n".join(["| key | value | default | meaning |", "|---|---|---|---|", *rows])
 
 
-ARE_WORDS = {f"{SECTION}.container", f"{SECTION}.launcher"}
+ARE_WORDS = {"container", "launcher"}
 """Keys whose strings are the words of one command, and not lines."""
 
 
@@ -177,6 +177,16 @@ class LoadedSite:
     def given(self) -> list[str]:
         """The names of the keys that somebody gave, without "site."."""
         return [name for name in Site.model_fields if self.origins[f"{SECTION}.{name}"] != DEFAULT]
+
+    def secrets(self) -> Iterator[str]:
+        """A sentence for each value that looks like a secret."""
+        values = {name: getattr(self.site, name) for name in self.given()}
+        texts = {
+            name: (" " if name in ARE_WORDS else "\n").join(value) if isinstance(value, list) else str(value)
+            for name, value in values.items()
+        }
+        where = ((f"{self.origins[f'{SECTION}.{name}']}: {SECTION}.{name}", text) for name, text in texts.items())
+        return warnings(where, "scripts and site files are")
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Each key with its value as TOML and its origin."""
@@ -200,9 +210,6 @@ def load_site(name: str | None, overrides: Sequence[str] = ()) -> LoadedSite:
         given |= dict(_values(file, problems))
     for override in overrides:
         given |= read_override(override, _key_of, "site.time=04:00:00", problems)
-    for full in [*given]:
-        if said := secret_in(given[full].value, are_words=full in ARE_WORDS):
-            problems.append(Problem(given.pop(full).origin, full, said))  # so that no other message shows it
     values = {full.removeprefix(f"{SECTION}."): one.value for full, one in given.items()}
     wrong = wrong_values(Site, values, lambda key: KEYS[f"{SECTION}.{key}"])
     problems += [Problem(given[f"{SECTION}.{key}"].origin, f"{SECTION}.{key}", text) for key, text in wrong.items()]
@@ -250,7 +257,7 @@ def _key_of(name: str) -> Key | str:
 
 
 def _unknown(name: str) -> str:
-    if secret_key(name):
+    if is_secret_name(name):
         return "a site file is read by many: it has no secrets; export a variable where you start the command"
     near = difflib.get_close_matches(name.lower().replace("-", "_"), Site.model_fields, n=1)
     hint = f"did you mean {SECTION}.{near[0]}?" if near else f"the keys are {', '.join(Site.model_fields)}"
