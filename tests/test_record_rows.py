@@ -78,8 +78,8 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "a line of garbage": more(b"\xff\xfe no row\n"),
     "rows of other steps": more(b"nonsense," * 15 + b"\n"),
 }
-AT_THE_END = ("torn", "zeros after a loss of power", "a line of garbage", "rows of other steps")
-"""Behind the step of the checkpoint: the rewind cuts it off."""
+AT_THE_END = ("torn", "zeros after a loss of power")
+"""A line that is not whole."""
 FEWER: dict[str, list[int]] = {
     "half": list(range(1, ROWS // 2)),
     "header torn": [],
@@ -116,6 +116,17 @@ def test_what_metrics_jsonl_has_lost_metrics_csv_has_not_either(tmp_path: Path, 
     run.rewind(ROWS - 10)
     left = [step for step in FEWER.get(damage, range(1, ROWS)) if step <= ROWS - 10]
     assert rows_of(run.path) == (run.read_metrics(),) * 2 == (whole(left),) * 2
+
+
+@pytest.mark.parametrize("damage", ["a line of garbage", "rows of other steps"])
+def test_a_whole_line_at_the_end_that_is_no_row_is_not_deleted_in_silence(tmp_path: Path, damage: str) -> None:
+    """It may have been the row of a step before the checkpoint."""
+    run = make(tmp_path / "run")
+    DAMAGE[damage](run.path / METRICS_JSONL)
+    before = (run.path / METRICS_JSONL).read_bytes()
+    with pytest.raises(UserError, match=rf"metrics\.jsonl line {ROWS + 1}: not a row of 26 numbers"):
+        run.rewind(ROWS - 10)
+    assert (run.path / METRICS_JSONL).read_bytes() == before
 
 
 def test_rows_that_only_metrics_csv_has_are_not_deleted_in_silence(tmp_path: Path) -> None:

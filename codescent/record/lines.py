@@ -98,15 +98,11 @@ def cut(path: Path, lines: int) -> int:
 def cut_later(path: Path, is_later: Callable[[bytes], bool], *, header: bool = False) -> int:
     """Delete lines from the end until one that is not later, which stays; with `header` also the first one stays.
 
-    Lines for which `is_later` raises ValueError are deleted, too. Returns the number of the others.
+    Returns their number. What `is_later` raises is raised before a line is deleted.
     """
     deleted = end = 0
     for begin, line in backward(path):
-        try:
-            stays = (header and begin == 0) or not is_later(line)
-        except ValueError:
-            continue
-        if stays:
+        if (header and begin == 0) or not is_later(line):
             end = begin + len(line) + 1
             break
         deleted += 1

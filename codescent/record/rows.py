@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -76,12 +77,16 @@ class Rows:
                 raise UserError(f"{self.jsonl} line {number}: {wanted} ({error})") from error
 
     def rewind(self, step: int) -> int:
-        """Delete the rows of all steps after `step`, and the lines at the end that are not rows; then `derive`.
+        """Delete the rows of all steps after `step`, then `derive`. Returns their number.
 
-        Returns the number of these rows. Raises UserError: see `derive`.
+        Raises UserError: see `derive`.
         """
         self._refuse_csv_alone()
-        deleted = cut_later(self.jsonl, lambda line: _step(self._parsed(line)) > step)
+        try:
+            deleted = cut_later(self.jsonl, lambda line: _step(self._parsed(line)) > step)
+        except ValueError:  # it may be the row of a step that stays
+            deque(self.read(), maxlen=0)  # raises, with the number of the line
+            raise
         self.derive()
         return deleted
 

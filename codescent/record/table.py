@@ -52,7 +52,14 @@ class Table:
 
         Raises UserError: the file cannot be written.
         """
-        cut_later(folder / self.name, lambda line: self._row(line)["step"] > step, header=True)
+        cut_later(folder / self.name, lambda line: not self._is_of(line, step), header=True)
+
+    def _is_of(self, line: bytes, step: int) -> bool:
+        """Whether a line is a row of the first steps."""
+        try:
+            return bool(self._row(line)["step"] <= step)
+        except ValueError:
+            return False
 
     def _text(self, value: Any) -> str:
         return "" if value is None else value if isinstance(value, str) else repr(value)
