@@ -276,7 +276,8 @@ def test_a_secret_in_a_site_is_named_and_not_shown(word: str, what: str, capsys:
 
 def test_a_message_about_a_value_does_not_show_a_secret(capsys: pytest.CaptureFixture[str]) -> None:
     token = f"hf_{'geheim' * 4}"
-    for word in (f"site.mpi={token}", f"train.precision={token}", "site.token=geheim"):
+    words = (f"site.mpi={token}", f"train.precision={token}", "site.token=geheim", 'site.options=["A_TOKEN=geheim"]')
+    for word in words:
         assert cli.run(["launch", *CONFIG, *SLURM, GPUS, word]) == 2
         assert "geheim" not in capsys.readouterr().err
 

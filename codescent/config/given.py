@@ -70,7 +70,8 @@ def wrong_values(model: type[Section], values: Mapping[str, Any], key_of: Callab
             name = str(detail["loc"][0])
             key = key_of(name)
             missing = f"is missing: {key.description}"
-            wrong.setdefault(name, value_problem(values[name], key, reason or None) if name in values else missing)
+            text = value_problem(values[name], key, reason or None) if name in values else missing
+            wrong.setdefault(name, f'given "..."; must be a {key.wanted}' if secret_in(text) else text)
     return wrong
 
 

@@ -26,6 +26,8 @@ SECTION = "site"
 FOLDER = Path("sites")
 """A site NAME is the file NAME.toml in this folder, below the working directory."""
 DEFAULT = "default"
+ARE_WORDS = {"container", "launcher"}
+"""Keys whose strings are the words of one command, and not lines."""
 LIMIT = re.compile(r"(?:(\d{1,5})-)?(\d{1,7}):([0-5]\d):([0-5]\d)", re.ASCII)
 NONE = "none"
 """Value of `devices`: ranks compute on CPUs."""
@@ -161,10 +163,6 @@ def keys_markdown() -> str:
     """All keys as a table of Markdown."""
     rows = [f"| `{key.name}` | {key.wanted} | `{key.default}` | {key.description} |" for key in KEYS.values()]
     return "\n".join(["| key | value | default | meaning |", "|---|---|---|---|", *rows])
-
-
-ARE_WORDS = {"container", "launcher"}
-"""Keys whose strings are the words of one command, and not lines."""
 
 
 @dataclass(frozen=True)
