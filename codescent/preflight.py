@@ -14,6 +14,7 @@ from codescent.base.command import command, how_to_tune
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.refusal import Change
+from codescent.base.secret import warnings
 from codescent.build import Began, build, check_sizes, needs_vocab_size, on_resume, resolve, saved_plan, task_request
 from codescent.build.accept import changed
 from codescent.build.own import unread_keys
@@ -21,7 +22,7 @@ from codescent.build.rates_so_far import SCHEDULE_KEYS, same_rates
 from codescent.checkpoint.folders import by_step
 from codescent.config import decided, effects
 from codescent.config.contradictions import beyond_the_run
-from codescent.config.load import LoadedConfig
+from codescent.config.load import LoadedConfig, flat
 from codescent.config.mixture import MIXTURE
 from codescent.config.own_keys import own_names_in
 from codescent.config.sections import Config
@@ -162,12 +163,14 @@ def without_effect(loaded: LoadedConfig) -> list[str]:
 
 
 def notes(loaded: LoadedConfig) -> list[str]:
-    """Sentences for the user before the run: `without_effect`, and what a task finds odd in its corpus."""
+    """Sentences for the user before the run: `without_effect`, secrets, and what a task finds odd in its corpus."""
     try:
         found = list(tasks.remarks(task_request(loaded.config)))
     except UserError:  # the run is refused, and the refusal says why
         found = []
-    return [*without_effect(loaded), *found]
+    values = [(name, str(value)) for name, value in flat(loaded.config).items()]
+    where = ((f"{loaded.origins.get(name, MIXTURE)}: {name}", text) for name, text in values)
+    return [*without_effect(loaded), *warnings(where, "run folders are"), *found]
 
 
 def plan_with(config: Config, dataset: AnyDataset, world_size: int, began: Began | None = None) -> tuple[Config, Plan]:
