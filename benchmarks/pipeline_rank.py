@@ -163,7 +163,9 @@ class Wait(torch.autograd.Function):
             time.sleep(2 * part.forward_s)
             return d_inputs, None, *part.zeros
         time.sleep(part.forward_s)
-        part.deferred += [(weight, partial(part.gradient, index=index)) for index, weight in enumerate(part.parameters())]
+        part.deferred += [
+            (weight, partial(part.gradient, index=index)) for index, weight in enumerate(part.parameters())
+        ]
         return d_inputs, None, *[None for _ in part.zeros]
 
 

@@ -36,6 +36,7 @@ from codescent.planner.prediction import cluster_of_run
 from codescent.planner.search import auto
 from codescent.record import RunFolder
 from codescent.record.beginning import is_free, refuse_taken
+from codescent.tasks.own import wrong_samples
 
 
 def run_folder(config: Config) -> Path:
@@ -191,7 +192,7 @@ def plan_with(config: Config, dataset: AnyDataset, world_size: int, began: Began
         if began is not None:
             told = on_resume(told, config, dataset.vocab_size, world_size, began)
         raise told from error
-    if problems := list(tasks.task_of_plan(plan).misfits(dataset, plan)):
+    if problems := [*tasks.task_of_plan(plan).misfits(dataset, plan), *wrong_samples(dataset, plan)]:
         raise UserError(*problems)
     work, size = plan.work, plan.work.global_batch_size
     train, validation = (dataset.source(name, work.seq_len, work.positions(-1)) for name in ("train", "validation"))

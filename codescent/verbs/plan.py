@@ -36,6 +36,7 @@ from codescent.verbs.columns import columns
 from codescent.verbs.config import resolved_of
 from codescent.verbs.plan_link import cluster_links, machines_of, refuse_price, walked_on
 from codescent.verbs.plan_memory import memory_rows
+from codescent.verbs.plan_mup import mup_rows
 from codescent.verbs.plan_operators import seconds_on, tables
 from codescent.verbs.plan_price import price_json, price_rows, priced
 from codescent.verbs.timeline import draw_plan, draw_price, draw_ranks, refusals
@@ -149,6 +150,7 @@ def _plan_rows(plan: Plan, steps: str, config: Config | None = None) -> list[tup
     return [
         ("task", [tasks.task_line(plan)]),
         *_run_rows(plan),
+        *mup_rows(plan),
         ("steps", [steps]),
         *(_stages(plan) if plan.mesh.pp > 1 else []),
         ("program", list(_program(plan))),
