@@ -22,7 +22,7 @@ from codescent.checkpoint.folders import by_step
 from codescent.config import decided, effects
 from codescent.config.contradictions import beyond_the_run
 from codescent.config.load import LoadedConfig
-from codescent.config.mixture import MIXTURE
+from codescent.config.mixture import MIXTURE, place_of
 from codescent.config.own_keys import own_names_in
 from codescent.config.sections import Config
 from codescent.config.words import KEYS, toml_value
@@ -152,12 +152,13 @@ def without_effect(loaded: LoadedConfig) -> list[str]:
     except UserError:  # the run is refused, and the refusal says why
         of_task = {}
     found |= {key: why for key, why in of_task.items() if not effects.is_default(config, key)}
+    keys = [*(key for key in KEYS if key in found), *(key for key in found if place_of(key) is not None)]
     return [
         *loaded.replaced,
         *(
-            f"{loaded.origins[key]}: {key} = {toml_value(effects.value_of(config, key))} has no effect: it {found[key]}"
-            for key in KEYS
-            if key in found
+            f"{loaded.origins[MIXTURE if place_of(key) else key]}: {key} = "
+            f"{toml_value(effects.value_of(config, key))} has no effect: it {found[key]}"
+            for key in keys
         ),
     ]
 
