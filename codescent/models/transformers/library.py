@@ -31,8 +31,8 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_exp
 _ROUTED = re.compile(r"(Experts|MoE|Moe|Mo[Ee]Block|MoELayer|Router)$")
 """How transformers names the classes of layers with experts, or of what chooses among them."""
 _SEES_AHEAD = ("cpmant",)
-"""Models whose own attention sees later tokens, and no call of torch's attention shows it (`observed._Causal`). Every
-model with a causal head of transformers 5.23 that is not refused was tried with real numbers: there is no other one."""
+"""Models whose own attention sees later tokens, and no call of torch's attention shows it (`observed._Causal`). The
+models with a causal head of transformers 5.23 that small sizes fit were tried with real numbers: no other one does."""
 _NEAREST = 3
 _LONGEST = 400
 """Characters of a foreign exception that a message repeats."""
