@@ -28,6 +28,7 @@ from codescent.config.own_keys import own_names_in
 from codescent.config.sections import SECTIONS, Config, Model
 from codescent.config.toml_file import read_toml
 from codescent.config.unknown_key import unknown_key, unknown_section
+from codescent.config.unseen_file import name_of
 from codescent.config.words import KEYS, toml_value
 
 COMMAND_LINE = "command line"
@@ -117,7 +118,7 @@ def _find_code(config: Config, path: Path | str, origins: Mapping[str, str]) -> 
     if keys := [*own_names_in(config), *(["log.to"] if config.log.to is not None else [])]:
         given = origins if any(map(place_of, keys)) else keys  # one value of a mixture hides where the others are from
         files = [Path(word) for word in (str(path), *(origins[key].rpartition(":")[0] for key in given)) if word]
-        add_folders(file for file in files if not file.is_dir())
+        add_folders(file for file in files if not (name_of(file) or file.is_dir()))
 
 
 def to_toml(config: Config) -> str:
@@ -247,7 +248,8 @@ def _find(path: Path) -> Path:
 def _at(file: Path, line: int | None) -> str:
     """A file and a line of it, such as "run.toml:3", "default.toml:46 (shipped)"; without a line the file."""
     own = file in shipped().values()
-    return f"{file.name if own else file}{'' if line is None else f':{line}'}{' (shipped)' * own}"
+    at = f"{file.name if own else file}{'' if line is None else f':{line}'}{' (shipped)' * own}"
+    return name_of(file) or at
 
 
 def _flatten(
