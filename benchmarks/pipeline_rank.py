@@ -163,7 +163,8 @@ class Wait(torch.autograd.Function):
             time.sleep(2 * part.forward_s)
             return d_inputs, None, *part.zeros
         time.sleep(part.forward_s)
-        part.deferred += [(weight, partial(part.gradient, index=index)) for index, weight in enumerate(part.parameters())]
+        gradients = (partial(part.gradient, index=index) for index, _ in enumerate(part.zeros))
+        part.deferred += [*zip(part.parameters(), gradients, strict=True)]
         return d_inputs, None, *[None for _ in part.zeros]
 
 

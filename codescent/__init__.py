@@ -1,5 +1,5 @@
-"""In: nothing. Out: the version, the functions for training loops of your own (`codescent docs own_module`), and the
-base classes of what a config may name of your code (`codescent docs own_names`).
+"""In: nothing. Out: the version; `train`, `plan` and `Run` for programs and notebooks (`codescent docs python`).
+Also functions for loops of your own (own_module), and base classes of what a config may name of your code (own_names).
 Does not import torch before a program uses one of these functions: a program that only plans needs no torch."""
 
 from __future__ import annotations
@@ -14,8 +14,12 @@ __all__ = [
     "Documents",
     "Metrics",
     "ModelKind",
+    "Planned",
     "RatePoint",
     "RateSchedule",
+    "ReportPage",
+    "Run",
+    "RunFailed",
     "Task",
     "UpdateRule",
     "UserError",
@@ -25,14 +29,19 @@ __all__ = [
     "distribute",
     "init",
     "load",
+    "plan",
     "profile",
     "sampler",
     "save",
+    "train",
     "validation_sampler",
 ]
 
 _NAMES = {
-    "base.errors": ("UserError",),
+    "api.plan": ("Planned",),
+    "api.report_page": ("ReportPage",),
+    "api.run": ("Run",),
+    "base.errors": ("RunFailed", "UserError"),
     "config.rate_schedules": ("RatePoint", "RateSchedule"),
     "config.update_rules": ("UpdateRule",),
     "data.text.own_documents": ("Documents",),
@@ -47,8 +56,15 @@ _NAMES = {
     "tasks.task": ("Task",),
 }
 
+_CALLED = ("plan", "train")
+"""Rooms that are functions, too: base/callable_room.py."""
+
 if TYPE_CHECKING:
-    from codescent.base.errors import UserError
+    from codescent.api.plan import Planned, plan
+    from codescent.api.report_page import ReportPage
+    from codescent.api.run import Run
+    from codescent.api.train import train
+    from codescent.base.errors import RunFailed, UserError
     from codescent.config.rate_schedules import RatePoint, RateSchedule
     from codescent.config.update_rules import UpdateRule
     from codescent.data.text.own_documents import Documents
@@ -67,6 +83,8 @@ else:
         """Import the module of a public name at its first use."""
         import importlib  # noqa: PLC0415 - `codescent --help` does not need it
 
+        if name in _CALLED:
+            return importlib.import_module(f"{__name__}.{name}")
         module = next((module for module, names in _NAMES.items() if name in names), None)
         if module is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,7 +14,8 @@ from codescent.build import build
 from codescent.config.sections import Config
 from codescent.plan import Plan
 from codescent.plan.pipeline import cut, cut_at
-from codescent.verbs import plan as show
+from codescent.verbs.columns import columns
+from codescent.verbs.plan_rows import plan_rows
 
 SIZES = {"num_encoder_layers": 2, "num_decoder_layers": 4, "num_heads": 2, "hidden_dim": 8}
 SIZES |= {"source_len": 12, "target_len": 6}
@@ -58,9 +59,8 @@ def test_by_cost_it_would_begin_elsewhere() -> None:
     assert plan_of(ranks=2, parallel={"pp": 2}).schedule.depths == ((0, 4), (4, 8))
 
 
-def test_the_plan_shows_the_stages(capsys: pytest.CaptureFixture[str]) -> None:
-    show.show_plan(plan_of(ranks=2, parallel={"pp": 2, **BETWEEN}), "20")
-    said = capsys.readouterr().out
+def test_the_plan_shows_the_stages() -> None:
+    said = columns(plan_rows(plan_of(ranks=2, parallel={"pp": 2, **BETWEEN}), "20"))
     assert "% of FLOPs: embedding, encoder layers 0 to 1\n" in said
     assert "% of FLOPs: decoder layers 2 to 5, head\n" in said
     assert "96 = 16 samples x 6 (and 12 of the source)" in said

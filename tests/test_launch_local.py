@@ -3,6 +3,7 @@ Does not train: the ranks are real processes, their signals real signals."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -560,6 +562,13 @@ def test_the_ranks_die_with_a_launcher_that_is_killed(launch: Start) -> None:
     run.process.wait()
     gone, alive = psutil.wait_procs(list(run.seen), timeout=30)
     assert (len(gone), alive) == (3, [])
+
+
+def test_rank_0_prints_where_this_program_prints() -> None:
+    """In a notebook Python does not print to descriptor 1."""
+    with redirect_stdout(io.StringIO()) as printed:
+        assert run_ranks([sys.executable, "-c", "print('first'); print('last')"], 1, os.environ) == 0
+    assert printed.getvalue() == "first\nlast\n"
 
 
 def test_signal_handlers_are_as_they_were(capfd: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,7 @@ from codescent.train.display import _norm as display_norm
 from codescent.train.pace import Estimate, waited_s
 from codescent.verbs.cli import run
 from codescent.verbs.columns import columns
-from codescent.verbs.plan import _plan_rows
+from codescent.verbs.plan_rows import plan_rows
 
 MESHES = (
     (),
@@ -53,7 +53,7 @@ def test_a_plan_fits_its_terminal_and_loses_no_word(name: str, words: tuple[str,
         plan = plan_of(config, ranks)
     except UserError:  # no such plan
         return
-    rows = _plan_rows(plan, "1,000", config)
+    rows = plan_rows(plan, "1,000", config)
     text, piped = columns(rows, width), columns(rows, 10_000)
     assert max(map(len, text.splitlines())) <= width
     assert text.split() == piped.split()
@@ -67,7 +67,7 @@ def test_a_plan_fits_its_terminal_and_loses_no_word(name: str, words: tuple[str,
 def test_copies_between_memories_have_their_bytes() -> None:
     plan = plan_of(load("default", ["parallel.offload=optimizer"]).config, 1)
     numel = sum(tensor.parameter.numel for tensor in plan.tensors)
-    (row,) = [lines for name, lines in _plan_rows(plan, "1") if name == "traffic per step"]
+    (row,) = [lines for name, lines in plan_rows(plan, "1") if name == "traffic per step"]
     what = "gradients, to the host; weights, to the device"
     assert row[0] == f"2 copy between device and host ({what}): {2 * 4 * numel / 2**20:,.2f} MiB"
 
@@ -90,7 +90,7 @@ def test_a_table_is_not_broken_where_there_is_no_terminal(capsys: pytest.Capture
 def test_a_plan_of_one_rank_needs_no_broken_line(name: str) -> None:
     config = load(name, []).config
     plan = plan_of(config, 1)
-    rows = _plan_rows(plan, "1,000", config)
+    rows = plan_rows(plan, "1,000", config)
     found = columns(
         [row for row in rows if row[0] != "task"], 10_000
     )  # the task names the corpus, a path of any length

@@ -38,6 +38,12 @@ def is_rank(rank: Rank) -> None:
     process.rank = rank
 
 
+def forget() -> None:
+    """The run of this process is over: the next one has its own rank and its own last words."""
+    global process
+    process = _Process()
+
+
 def has_met() -> None:
     """From now on the ranks of this run are connected."""
     process.has_met = True

@@ -4,8 +4,8 @@ Does not say what a kind of device offers (device_kinds.py does). No other file 
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -57,6 +57,25 @@ def make_current(device: torch.device) -> None:
     """Make a device the current one of this thread, where torch has a current device."""
     if device.type in GPUS and device.type != MPS:
         _module(device.type).set_device(device)
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """A block after which the random numbers of torch and the current device are as before it.
+
+    A GPU that is not in use before the block is left alone: to ask it would put it to use.
+    """
+    kind = found_kind()
+    module = _module(kind)
+    in_use = kind in (CUDA, XPU) and module.is_initialized()
+    before = module.current_device() if in_use else None
+    devices = range(count(kind)) if in_use else ()
+    with torch.random.fork_rng(devices=devices, device_type=kind if in_use else CUDA):
+        try:
+            yield
+        finally:
+            if before is not None:
+                module.set_device(before)
 
 
 def is_rocm() -> bool:

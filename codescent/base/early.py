@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import threading
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -38,9 +39,22 @@ def listen(numbers: Collection[int], end_s: float = math.inf) -> None:
     """
     global _end_s
     _end_s = end_s
+    if not handles_signals():
+        return
     for number in numbers:
         signal.signal(number, _record)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+
+
+def handles_signals() -> bool:
+    """Whether this thread may say what a signal does: the main thread alone. A run in another thread gets none."""
+    return threading.current_thread() is threading.main_thread()
+
+
+def forget() -> None:
+    """The run of this process is over: no signal has come to the next one, and it has no time limit yet."""
+    global _first, _end_s
+    _first, _end_s = None, math.inf
 
 
 def defer_end() -> None:

@@ -1,5 +1,5 @@
-"""In: standard output and standard error of this process. Out: streams on which a failed write raises no error.
-Does not change the streams on import: the program calls the functions. Does not touch other files."""
+"""In: results and messages of this process. Out: results on standard output, messages through `logging` (messages.py).
+Does not change the streams on import: the program calls the functions, after which a failed write raises no error."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from codescent.base import writing
+from codescent.base.messages import INFO, WARNING, message
 from codescent.base.visible import visible
 
 MOST_EARLY_BYTES = 65_536
@@ -56,18 +57,29 @@ def tolerate_write_errors() -> None:
 
 
 def say(lines: Iterable[str]) -> None:
-    """Print lines to standard output, with control characters escaped."""
+    """Print lines of a result to standard output, with control characters escaped."""
     for line in lines:
         print(visible(line))
 
 
-def warn(*lines: str) -> None:
-    """Print lines to standard error at once, with control characters escaped.
+def warn(*lines: str, level: int = WARNING) -> None:
+    """Log lines as one message, with control characters escaped; the command prints it to standard error.
 
     In one write: ranks that share a terminal would mix their words otherwise. Raises OSError: it cannot be written.
     """
-    sys.stderr.write("".join(f"{visible(line)}\n" for line in lines))
-    sys.stderr.flush()
+    if lines:
+        message("\n".join(map(visible, lines)), level)
+
+
+def note(*lines: str) -> None:
+    """Log lines on what is done, or what comes next, as `warn` does: --quiet leaves them out."""
+    warn(*lines, level=INFO)
+
+
+def progress(lines: Iterable[str]) -> None:
+    """Log lines on what is done now; the command prints them to standard output."""
+    for line in lines:
+        message(visible(line), INFO, print)
 
 
 def new_line() -> str:

@@ -8,8 +8,12 @@ import io
 import json
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from codescent.base.messages import detail_once
+from codescent.base.visible import one_line
 
 MOST_BYTES = 64 << 20
 """Most bytes of a file that is read as a whole, unless the caller names another number. Tokenizers have up to 35 MB."""
@@ -18,6 +22,9 @@ _PIECE_BYTES = 1 << 16
 _READ = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 _STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 """Names of what this process was given, such as by `<(...)` of a shell. A link elsewhere has another name."""
+
+_SYSTEM = ("/proc/", "/sys/", "/dev/")
+"""What the system says of itself: --verbose does not list it."""
 
 
 def open_regular(path: Path | str) -> io.BufferedReader:
@@ -46,10 +53,18 @@ def opener(path: Path | str, _: int = 0) -> int:
     try:
         refuse_special(os.fstat(descriptor).st_mode, name, may_be_stream=is_stream)
         os.set_blocking(descriptor, True)
+        _report(name)
         return descriptor
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def _report(name: str) -> None:
+    """Log a file that is read."""
+    if not name.startswith(_SYSTEM):
+        with suppress(OSError):  # the standard error is closed: this file is not to blame
+            detail_once(f"reads {one_line(name)}")
 
 
 def refuse_special(mode: int, name: str, *, may_be_stream: bool = False) -> None:

@@ -26,6 +26,7 @@ from codescent.config.named_files import NamedFiles, TomlFile
 from codescent.config.own_keys import own_names_in
 from codescent.config.sections import SECTIONS, Config, Model
 from codescent.config.unknown_key import unknown_key, unknown_section
+from codescent.config.unseen_file import name_of
 from codescent.config.words import KEYS, Key, toml_value
 
 DEFAULT = "default"
@@ -107,7 +108,7 @@ def _find_code(config: Config, path: Path | str, origins: Mapping[str, str]) -> 
     if keys := [*own_names_in(config), *(["log.to"] if config.log.to is not None else [])]:
         given = origins if any(map(place_of, keys)) else keys  # one value of a mixture hides where the others are from
         files = [Path(word) for word in (str(path), *(origins[key].rpartition(":")[0] for key in given)) if word]
-        add_folders(file for file in files if not file.is_dir())
+        add_folders(file for file in files if not (name_of(file) or file.is_dir()))
 
 
 def to_toml(config: Config) -> str:

@@ -13,6 +13,7 @@ from codescent.base.errors import UserError
 from codescent.base.home import expanded
 from codescent.config.given import Problem, shown
 from codescent.config.toml_file import read_toml
+from codescent.config.unseen_file import name_of
 
 BASE = "base"
 """The key at the top of a file that names the file below it."""
@@ -37,7 +38,8 @@ class TomlFile(NamedTuple):
         """Where a key stands: "run.toml:3", "default.toml:46 (shipped)". A key without a line: that of its table."""
         parts = (path[:end] for end in range(len(path), 0, -1))
         line = next((f":{self.lines[part]}" for part in parts if part in self.lines), "")
-        return f"{self.path.name if self.is_shipped else self.path}{line}{' (shipped)' * self.is_shipped}"
+        at = f"{self.path.name if self.is_shipped else self.path}{line}{' (shipped)' * self.is_shipped}"
+        return name_of(self.path) or at
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from codescent.base import writing
 from codescent.base.durable import sha256_of, write_synced
 from codescent.base.early import raise_if_asked
 from codescent.base.errors import UserError
-from codescent.base.output import warn
+from codescent.base.output import note
 from codescent.base.published import NO_SPACE, commit, is_full
 from codescent.base.reading import open_regular, read_json
 from codescent.base.sealed import SEAL, digest, is_sealed, write_sealed
@@ -224,7 +224,7 @@ def _lock(partial: Path) -> int:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            warn(f"another process is preparing this dataset in {partial}: waiting for it")
+            note(f"another process is preparing this dataset in {partial}: waiting for it")
             _wait_for(handle)
         except OSError as error:
             message = f"{partial}: no file locks on this disk ({error.strerror}): prepare a dataset in one process only"

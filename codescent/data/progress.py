@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from codescent.base.amounts import of_seconds
+from codescent.base.console import new_console
 from codescent.base.early import raise_if_asked
+from codescent.base.messages import INFO, message, shows_progress
 from codescent.base.visible import visible
 
 LINE_EVERY_S = 10.0
@@ -41,12 +42,12 @@ def stage(
 
 @contextmanager
 def _shown(title: str, total: int, enabled: bool, done: int) -> Iterator[Callable[[int], None]]:
-    if not enabled:
+    if not (enabled and shows_progress()):
         yield lambda _: None
     elif sys.stderr.isatty():
         name = TextColumn("{task.description}", markup=False)
         columns = (name, BarColumn(), TaskProgressColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        with Progress(*columns, console=new_console(stderr=True), transient=True) as bars:
             bar = bars.add_task(title, total=total or None, completed=done)
             yield lambda count: bars.advance(bar, count)
     else:
@@ -60,19 +61,19 @@ def _lines(title: str, total: int, done: int) -> Iterator[Callable[[int], None]]
     last_s = begin_s = time.monotonic()
     has_lines = total >= LITTLE_BYTES
     if has_lines:
-        print(f"{title}: {total / 1e6:,.0f} MB", file=sys.stderr, flush=True)
+        message(f"{title}: {total / 1e6:,.0f} MB", INFO)
 
     def advance(count: int) -> None:
         nonlocal done, last_s, has_lines
         done += count
         if not (total or has_lines):  # of unknown size, and there is something to do
             has_lines = True
-            print(f"{title} ...", file=sys.stderr, flush=True)
+            message(f"{title} ...", INFO)
         if time.monotonic() - last_s >= LINE_EVERY_S:
             last_s = time.monotonic()
             share = f" ({100 * done / total:.0f} %)" if total else ""
-            print(f"{title}: {done / 1e6:,.0f} MB{share}", file=sys.stderr, flush=True)
+            message(f"{title}: {done / 1e6:,.0f} MB{share}", INFO)
 
     yield advance
     if has_lines:
-        print(f"{title}: done in {of_seconds(time.monotonic() - begin_s)}", file=sys.stderr, flush=True)
+        message(f"{title}: done in {of_seconds(time.monotonic() - begin_s)}", INFO)

@@ -14,6 +14,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars, tqdm
 from codescent import __version__
 from codescent.base.early import raise_if_asked
 from codescent.base.hub_name import HubName, is_inside
+from codescent.base.messages import shows_progress
 from codescent.hub.errors import explained
 from codescent.hub.listing import HubFile, HubFiles
 
@@ -54,7 +55,7 @@ def _file_of(one: RepoSibling) -> HubFile:
 def _quiet() -> None:
     """No bars in a log, and no line for each retry: an error says what is wrong once."""
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    if not sys.stderr.isatty():
+    if not (sys.stderr.isatty() and shows_progress()):
         disable_progress_bars()
 
 

@@ -14,7 +14,7 @@ from codescent.base.command import command
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.hub_name import HubName
-from codescent.base.output import warn
+from codescent.base.output import note, warn
 from codescent.base.published import NO_SPACE
 from codescent.base.writing import make_parents, remove_file
 from codescent.hub.cache import folder_of, hub_shown, is_offline, known_commit, note_commit, root, snapshot_of
@@ -139,7 +139,7 @@ def obtain(name: HubName, choose: Choice) -> CachedFiles:
     _refuse_full(found)
     size_bytes = sum(file.size_bytes for file in found.missing)
     if size_bytes > WORTH_A_LINE_BYTES:
-        warn(f"downloading {name}: {counted(len(found.missing), 'file')}, {of_bytes(size_bytes)}, to {root()}")
+        note(f"downloading {name}: {counted(len(found.missing), 'file')}, {of_bytes(size_bytes)}, to {root()}")
     for file in found.missing:
         _download(name, file)
     return CachedFiles(name, found.folder, found.files, ())

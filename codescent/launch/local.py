@@ -18,6 +18,7 @@ from pathlib import Path
 
 from codescent.base.early import first_signal
 from codescent.base.errors import UserError
+from codescent.base.messages import detail
 from codescent.base.output import new_line, warn
 from codescent.base.progress import ENDED, PROGRESS_FD, Pages, shared_memory
 from codescent.base.stopping import EXIT_FILE, SAVING, STOPPING, exit_code_of, reported
@@ -27,6 +28,7 @@ from codescent.launch.environment import LATE, STORE_FD
 from codescent.launch.group import Group
 from codescent.launch.logs import tail
 from codescent.launch.memory_kills import evidence, is_suspected, memory_kills
+from codescent.launch.rank_output import RankOutput
 from codescent.launch.roles import Roles, die_with_parent, ended_by
 from codescent.launch.signals import SignalQueue
 from codescent.launch.watch import Stopped, Watch
@@ -59,8 +61,8 @@ def run_ranks(
 
     Every rank gets torchrun's environment variables, the token of the run, and shared memory for its progress
     (base/progress.py). Rank 0 also gets CODESCENT_STORE_FD: a socket for the store that listens at MASTER_PORT.
-    Rank 0 writes to this process's stdout. All other output goes to log files. After a failure the log of the failed
-    rank is printed.
+    Rank 0 writes to this process's stdout (rank_output.py). All other output goes to log files. After a failure the log
+    of the failed rank is printed.
 
     SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are forwarded to the ranks once. A second SIGINT kills the ranks. After
     one that has come before (base/early.py) no rank is started. When a rank fails, the
@@ -128,6 +130,7 @@ class _Ranks:
         self._watch = Watch(Pages(self._progress, self._num_ranks), self._num_ranks, stopped)
         self._kills = deque([memory_kills()], maxlen=KEPT_COUNTS)  # a killed process ends some seconds later
         self._processes: dict[int, subprocess.Popen[bytes]] = {}  # by rank
+        self._output = RankOutput()
         self._port = 0
         self._restarts: Counter[int] = Counter()  # how often a rank was started again
         self._ended: set[int] = set()
@@ -189,7 +192,7 @@ class _Ranks:
                     self._command,
                     env=env,
                     stdin=subprocess.DEVNULL,
-                    stdout=None if rank == 0 else log,
+                    stdout=log if rank else self._output.target,
                     stderr=log,
                     pass_fds=passed,
                     process_group=0,  # only this process receives the terminal's Ctrl-C, and forwards it
@@ -199,6 +202,8 @@ class _Ranks:
                 raise UserError(f"cannot start rank {rank} of {self._num_ranks}: {error.strerror}") from error
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._output.follow(self._processes[rank].stdout)
+        detail(f"rank {rank} is process {self._processes[rank].pid}, its log {self._log(rank)}")
 
     @property
     def stopped(self) -> bool:
@@ -216,6 +221,7 @@ class _Ranks:
             while self._escalation and self._escalation[0][0] <= time.monotonic():
                 self._stopping = True
                 self._send(self._escalation.pop(0)[1])
+        self._output.finish()
         if self._killed:
             return 128 + signal.SIGINT
         if self._failed:

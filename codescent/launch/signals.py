@@ -11,18 +11,24 @@ import types
 from collections.abc import Sequence
 from typing import Any, Self
 
+from codescent.base.early import handles_signals
+
 
 class SignalQueue:
-    """Queues the signals `numbers` inside a `with` block of the main thread. Restores the old handlers at its end."""
+    """Queues the signals `numbers` inside a `with` block. Restores the old handlers at its end.
+
+    Outside of the main thread no signal comes: `wait` ends when its time is over.
+    """
 
     def __init__(self, numbers: Sequence[int]) -> None:
-        self._numbers = numbers
+        self._numbers = numbers if handles_signals() else ()
 
     def __enter__(self) -> Self:
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)
-        self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        if self._numbers:
+            self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         self._before: dict[int, Any] = {number: signal.signal(number, _queued) for number in self._numbers}
         return self
 
@@ -35,7 +41,8 @@ class SignalQueue:
         for number, handler in self._before.items():
             with contextlib.suppress(TypeError):  # a handler that was not set from Python cannot be restored
                 signal.signal(number, handler)
-        signal.set_wakeup_fd(self._wakeup_before)
+        if self._numbers:
+            signal.set_wakeup_fd(self._wakeup_before)
         os.close(self._reader)
         os.close(self._writer)
 

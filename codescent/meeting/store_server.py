@@ -8,7 +8,6 @@ import math
 import os
 import selectors
 import socket
-import sys
 import threading
 import time
 from collections import Counter, defaultdict
@@ -118,7 +117,7 @@ class StoreServer:
             self.rejected[address] += 1
             says = self._says and self.rejected.total() <= REPORTED
         if says:
-            print(f"codescent: {address} did not prove this run's token: rejected", file=sys.stderr, flush=True)
+            warn(f"codescent: {address} did not prove this run's token: rejected")
 
     def _serve(self) -> None:
         while not self._closed:

@@ -30,7 +30,8 @@ def positions_of_documents(forward: ForwardPass, width: int) -> Iterator[SavedTe
     """Of learned positions that begin again at each document: which row of the table each token reads."""
     if forward.documents:
         start = Stream(forward, (0, 1), forward.positions, width, under=RECOMPUTES)
-        yield start.tensor("positions", (forward.samples, forward.positions), (Dim.SAMPLE, Dim.SEQUENCE), dtype="int64")
+        shape, dims = (forward.samples, forward.positions), (Dim.SAMPLE, Dim.SEQUENCE)
+        yield start.tensor("positions", shape, dims, dtype="int64", layer="pos")
 
 
 def attention_sizes(shape: Shape, stream: Stream) -> AttentionSizes:

@@ -16,8 +16,8 @@ BLOCK_QUERIES = 128
 KEEP_HEAD_DIMS = 8
 """Up to seq_len = 8 * head_dim, causal attention on a CPU may keep its probabilities: they are no larger than the
 activations of the feed-forward."""
-BEGINS = "where documents begin"
-"""Name of this tensor: see `documents`."""
+BEGINS, OFFSETS = "where documents begin", "offsets of documents"
+"""Names of these tensors: see `documents`."""
 FEW_DOCUMENTS = 8
 """What a sample with fewer documents has, with padding (`data.documents.ROUNDED`)."""
 LSE_MULTIPLE = 32
@@ -78,8 +78,8 @@ def in_blocks(stream: Stream, heads: AttentionSizes) -> bool:
 
 
 def documents(stream: Stream, heads: AttentionSizes, *, dropout: bool) -> Iterator[SavedTensor]:
-    """What blocks read of documents, once for a chunk. Blocks that are computed again keep both tensors. The stream has
-    the depths of all blocks; the sizes are those of some.
+    """What blocks read of documents, once for a chunk. Blocks that are computed again keep both tensors; compiled ones
+    keep the one that they read. The stream has the depths of all blocks; the sizes are those of some.
 
     Where documents begin is int64 for each position. On CUDA its kernel reads their offsets, too: int32 for each
     document; declared are those of samples with at most 7 documents.
@@ -87,14 +87,18 @@ def documents(stream: Stream, heads: AttentionSizes, *, dropout: bool) -> Iterat
     if not stream.forward.documents:
         return
     samples, reads = stream.forward.samples, BLOCK_INPUTS if dropout else RECOMPUTES
-    for device, under in ((CPU, reads), (CUDA, reads if in_blocks(stream, heads) else BLOCK_INPUTS)):
+    by_kernel = not (dropout or by_mask(stream, heads) or in_blocks(stream, heads))
+    options: dict[str, Any] = {"dtype": "int64", "once": True}
+    for device, under in (
+        (CPU, reads),
+        (EAGER if by_kernel else CUDA, reads if in_blocks(stream, heads) else BLOCK_INPUTS),
+    ):
         shape, dims = (samples, stream.positions), (Dim.SAMPLE, Dim.WHOLE)
-        yield stream.tensor(BEGINS, shape, dims, on=device, under=under, dtype="int64", once=True)
-    by_kernel = () if dropout or by_mask(stream, heads) or in_blocks(stream, heads) else IN_BLOCKS
-    for core, kept in ((False, BLOCK_INPUTS), (True, by_kernel)):
+        yield stream.tensor(BEGINS, shape, dims, on=device, under=under, **options)
+    options |= {"dtype": "int32", "on": CUDA if by_kernel else EAGER}
+    for core, kept in ((False, BLOCK_INPUTS), (True, IN_BLOCKS if by_kernel else ())):
         numbers = (samples * FEW_DOCUMENTS + 1,)
-        options: dict[str, Any] = {"dtype": "int32", "on": CUDA, "core": core, "under": kept, "once": True}
-        yield stream.tensor("offsets of documents", numbers, (Dim.WHOLE,), **options)
+        yield stream.tensor(OFFSETS, numbers, (Dim.WHOLE,), core=core, under=kept, **options)
 
 
 def causal_attention(stream: Stream, name: str, heads: AttentionSizes) -> Iterator[SavedTensor]:

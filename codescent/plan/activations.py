@@ -140,11 +140,10 @@ def settled(tensors: Iterable[SavedTensor], mesh: Mesh) -> Iterator[SavedTensor]
                 tensor.unless,
                 tensor.rounded,
             )
-            plain = replace(tensor, small="", layer="", under=RECOMPUTES, product="", core=False)
-            found.setdefault(same, (plain, set()))[1].update(_PLACES[tensor.on])
+            found.setdefault(same, (tensor, set()))[1].update(_PLACES[tensor.on])
     for tensor, places in found.values():
         for on in _said(places):
-            yield replace(tensor, on=on)
+            yield replace(tensor, on=on, small="", layer="", under=RECOMPUTES, product="", core=False)
 
 
 def _said(places: set[str]) -> Iterator[str]:

@@ -10,9 +10,10 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
 from codescent.base.refusal import Refusal
-from codescent.operators.saved_attention import BEGINS, is_memory_efficient, rounded_up
+from codescent.operators.saved_attention import BEGINS, FEW_DOCUMENTS, OFFSETS, is_memory_efficient, rounded_up
+from codescent.operators.saved_tensors import BLOCK_INPUTS
 from codescent.plan import DTYPE_BYTES, WIDE, Collective, Plan, Traffic, Verb
-from codescent.plan.activations import CPU, CUDA, SavedTensor
+from codescent.plan.activations import COMPILED, CPU, CUDA, SavedTensor
 from codescent.plan.divided import Dim
 from codescent.plan.model import runs_of
 from codescent.plan.operators import LayerOperator
@@ -110,8 +111,12 @@ class ContextParallel(Strategy):
                 yield tensor.divided(self.axis, (Dim.SEQUENCE, Dim.POSITION, Dim.TOKEN))
         model, work = run.model, run.work
         if run.task.documents:
-            samples = work.microbatch_size, work.seq_len
-            yield SavedTensor(BEGINS, samples, (Dim.SAMPLE, Dim.WHOLE), "int64", (1, model.num_layers + 1), once=True)
+            depths, samples = (1, model.num_layers + 1), (work.microbatch_size, work.seq_len)
+            yield SavedTensor(BEGINS, samples, (Dim.SAMPLE, Dim.WHOLE), "int64", depths, once=True)
+            # A compiled block is cut at this attention, so it keeps all that it was given.
+            numbers = (work.microbatch_size * FEW_DOCUMENTS + 1,)
+            more: dict[str, Any] = {"on": COMPILED, "under": BLOCK_INPUTS, "once": True}
+            yield SavedTensor(OFFSETS, numbers, (Dim.WHOLE,), "int32", depths, **more)
         heads, groups = model.num_heads * model.head_dim, 2 * model.num_kv_heads * model.head_dim
         widths = {"queries": heads, "keys and values": groups, "output": heads}
         lse, degree = ("log-sum-exp", model.num_heads, WIDE[work.precision]), run.mesh.cp

@@ -4,6 +4,7 @@ Does not replicate models (ddp.py does). Does not send data: torch's fully_shard
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -33,9 +34,9 @@ def unit_numels(tensors: Sequence[TensorPlan], part: range, mesh: Mesh, num_laye
         if not depths:
             continue
         rows, *others = tensor.optimizer.without("dp_shard").sizes(tensor.parameter.shape, mesh)
-        padded = replace(tensor.parameter, shape=(-(-rows // degree) * degree, *others))
+        padded = -(-rows // degree) * degree
         unit = depths[0] if 1 <= depths[0] <= num_layers else ROOT
-        numels[unit] = numels.get(unit, 0) + padded.numel
+        numels[unit] = numels.get(unit, 0) + padded * math.prod(others)
     return {unit: numel for unit, numel in numels.items() if numel}
 
 

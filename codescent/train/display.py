@@ -4,16 +4,16 @@ Does not compute or record anything."""
 from __future__ import annotations
 
 import math
-import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
 from codescent.base.amounts import NOTHING, rounded
+from codescent.base.console import new_console
+from codescent.base.messages import INFO, WARNING, message, shows_progress
 from codescent.base.visible import visible
 
 if TYPE_CHECKING:
@@ -47,14 +47,14 @@ class Display:
         self.shown = shown
         self.num_steps = num_steps
         self.first_step = first_step
-        self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        self.console = new_console(soft_wrap=True)
         self.live: Progress | None = None
         self.task: Any = None
         self.begin = 0.0
         self.unsaid = ""  # the line of the last step, if it is not printed
 
     def __enter__(self) -> Display:
-        if self.shown and self.console.is_terminal:
+        if self.shown and self.console.is_terminal and shows_progress():
             text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True))
             bar = min(BAR, self.console.width - LIVE - 1)  # a narrower terminal has room for the text only
             columns = (text, BarColumn(bar_width=bar)) if bar >= SMALLEST_BAR else (text,)
@@ -76,10 +76,17 @@ class Display:
         if self.live is not None:
             self.live.stop()
 
-    def say(self, text: str) -> None:
-        """Print a line."""
+    def say(self, text: str, level: int = INFO) -> None:
+        """Log a line, which is printed above the bar."""
         if self.shown:
-            self.console.print(visible(text), markup=False)
+            message(visible(text), level, self._print)
+
+    def warn(self, text: str) -> None:
+        """Log a line that --quiet shows, too."""
+        self.say(text, WARNING)
+
+    def _print(self, text: str) -> None:
+        self.console.print(text, markup=False)
 
     def step(self, done: StepShown, *, due: bool) -> None:
         """Show that a step is done: print a line if `due`, and on a terminal move the bar."""

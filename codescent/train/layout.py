@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from codescent.base.output import say
+from codescent.base.output import progress
 from codescent.base.refusal import Change
 from codescent.build import saved_plan
 from codescent.build.accept import changed
@@ -37,7 +37,7 @@ def laid_out(config: Config, dataset: AnyDataset, world: World, folder: RunFolde
     def chosen() -> list[Any]:
         began = None if folder is None else saved_plan(folder)
         found = layout_of(settled(config, dataset), dataset.vocab_size, world.this_rank.world_size, began)
-        say([f"{'layout':<8}{found.said}"])
+        progress([f"{'layout':<8}{found.said}"])
         return [dict(found.change.values), f"layout: {found.said}"]
 
     values, note = world.from_first(chosen)

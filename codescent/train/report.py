@@ -114,7 +114,7 @@ class Report:
             self._event("note", text=note)
         if run.plan.task.synthetic:
             self._event("synthetic_data", **run.dataset.description)
-            self.display.say("synthetic data: random numbers, for speed measurements; the loss has no meaning")
+            self.display.warn("synthetic data: random numbers, for speed measurements; the loss has no meaning")
         for note in [*run.machine["notes"], *self.predicted.begin()]:
             self.display.say(note)
         if run.world.is_first:
@@ -127,7 +127,7 @@ class Report:
         """Say that TensorBoard is missing; send the description of the run to the functions of log.to."""
         if self.board.missing:
             what = f"to write them: {install('tensorboard')}; without this line: log.tensorboard = false"
-            self.display.say(f"no TensorBoard files, because tensorboard is not installed; {what}")
+            self.display.warn(f"no TensorBoard files, because tensorboard is not installed; {what}")
         trackers = trackers_of(self.loggers.loggers)
         for logger in self.loggers.loggers:
             if logger.function not in trackers:
@@ -143,7 +143,7 @@ class Report:
         """Report an exception of a function of log.to, or of a tracker."""
         then = "it is not called any more" if failure.given_up else "it is called again, and this is not repeated"
         key = "log.to = " if ":" in failure.logger else "log."  # the name of a function has a colon
-        self.display.say(
+        self.display.warn(
             f"warning: {key}{failure.logger} failed at {failure.call}: {failure.problem}; the run goes on, {then}"
         )
         self._event("logger_failed", **asdict(failure))
@@ -165,9 +165,9 @@ class Report:
         for key, (before, now) in run.changes.items():
             self.display.say(f"{key}: {before} before, {now} from this step on")
         if (warning := schedule_is_over(run)) is not None:
-            self.display.say(warning)
+            self.display.warn(warning)
         for path in removed:
-            self.display.say(f"removed {path}: training from its weights gave loss or gradients that are not finite")
+            self.display.warn(f"removed {path}: training from its weights gave loss or gradients that are not finite")
 
     def _start(self) -> None:
         """Record and print the origin of a new run's initial weights."""
@@ -190,7 +190,7 @@ class Report:
             if run.folder is not None and has_same_tokens(run.dataset.tokenizer_text, tokenizer_text(weights)):
                 run.folder.write_task_files(Controls.of_folder(weights).file())
         except UserError as error:
-            self.display.say(f"its control tokens are not kept for an export: {error}")
+            self.display.warn(f"its control tokens are not kept for an export: {error}")
 
     def step(self, step: int, rate: float, result: StepResult, found: Validated, *, last: bool) -> None:
         """Write one row of metrics and update the terminal. The `last` step has a row and a line always."""
@@ -230,13 +230,13 @@ class Report:
         self._check_outputs(run.folder.path)
         due = last or step % run.config.log.every == 0
         if (due or val_loss is not None) and (why := self.board.write(row)):
-            self.display.say(why)
+            self.display.warn(why)
             self._event("output_lost", rank=0, stream="tensorboard", why=why)
         if (sentence := self.estimate.after(step)) is not None:
             self.display.say(f"{'time':<8}{sentence}")
         if (advice := self.slow_steps.add(seconds)) is not None:
             self._event("slow_steps", step=step, advice=advice)
-            self.display.say(f"step {step}: {advice}")
+            self.display.warn(f"step {step}: {advice}")
         peak = int(row["peak_memory_bytes"])
         shown = StepShown(step, result.train_loss, rate, result.grad_norm, tokens / seconds, mfu, peak)
         self.display.step(shown, due=due)
@@ -244,7 +244,7 @@ class Report:
             self.display.validation(step, found)
             if not math.isfinite(val_loss):
                 self._event("validation_not_finite", step=step, val_loss=val_loss)
-                self.display.say(f"warning: step {step}: the validation loss is {val_loss}")
+                self.display.warn(f"warning: step {step}: the validation loss is {val_loss}")
 
     def ranks(self, rows: Sequence[RankRow], memory: Sequence[list[float]]) -> None:
         """Write the times of each rank, and its memory: `MemoryWatch.numbers`."""
@@ -271,7 +271,7 @@ class Report:
         error."""
         self.run.path = path
         if path != self.told:  # a save may have found it first
-            self.display.say(f"{self.told}: was renamed; the run continues in {path}")
+            self.display.warn(f"{self.told}: was renamed; the run continues in {path}")
             self.told = path
         if output.unreported:
             self._lost([output.new_failures()])
@@ -292,7 +292,7 @@ class Report:
         """
         self._event("skipped_step", step=step, train_loss=result.train_loss, grad_norm=result.grad_norm)
         some = f"{result.skips} of {updates} updates were refused, the others have changed the weights"
-        self.display.say(
+        self.display.warn(
             f"step {step}: not finite (loss {result.train_loss}, norm of gradients {result.grad_norm}); "
             f"{some if 0 < result.skips < updates else 'the weights are not changed'}"
             f"{f'; of all ranks only {culprit} gave what is not finite' if culprit else ''}"
@@ -303,12 +303,12 @@ class Report:
         if lines:
             self.bad_data += lines
             self._event("data_not_finite", step=step, samples=lines)
-            self.display.say(f"step {step}: the data holds NaN or infinity: {_first_of(lines)}")
+            self.display.warn(f"step {step}: the data holds NaN or infinity: {_first_of(lines)}")
 
     def skipped_before(self, step: int, count: int) -> None:
         """Report that replicas have skipped steps since they agreed before, and not the last one."""
         self._event("skipped_steps", step=step, count=count)
-        self.display.say(f"step {step}: replicas have skipped {counted(count, 'step')} that were not finite")
+        self.display.warn(f"step {step}: replicas have skipped {counted(count, 'step')} that were not finite")
 
     def late(self, step: int, portions: int) -> None:
         """Report that portions came too late, and do not count: a round had ended, or others have them by now."""
@@ -336,7 +336,7 @@ class Report:
     def not_saved(self, step: int, why: str) -> None:
         """Report that a checkpoint was due but is not written."""
         self._event("not_saved", step=step, reason=why)
-        self.display.say(f"step {step}: not saved, because {why}; the next good step will be saved")
+        self.display.warn(f"step {step}: not saved, because {why}; the next good step will be saved")
 
     def failed(self, step: int, why: str, ruined_step: int, culprit: str = "") -> RunFailed:
         """Record that the run ends because the weights after `ruined_step` are bad. Returns the error to raise.

@@ -13,7 +13,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-from codescent.base.early import first_signal
+from codescent.base.early import first_signal, handles_signals
 from codescent.base.output import new_line
 from codescent.base.stopping import LATER, SAVING, STOPPING, TIME_LIMIT, exit_code_of
 from codescent.base.time_limit import in_words
@@ -49,7 +49,7 @@ class StopRequest:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
-        for number in {*STOPPING, *SAVING}.difference(self._spares):
+        for number in {*STOPPING, *SAVING}.difference(self._spares) if handles_signals() else ():
             # Respect nohup, which ignores SIGHUP. A shell's `&` ignores SIGINT, too, but a stop must be possible.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._handle)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from codescent.base.errors import RunFailed
+from codescent.base.output import warn
 from codescent.transport import frames
 from codescent.transport.accept import Acceptor, Known
 from codescent.transport.authenticate import HANDSHAKE_S, prove
@@ -296,7 +296,7 @@ class Server:
     def _report(self, text: str) -> None:
         self._rejected += 1
         if self._rejected <= REPORTED and not self._closed:
-            print(f"codescent: {text}", file=sys.stderr, flush=True)
+            warn(f"codescent: {text}")
 
 
 def _disconnect(connection: socket.socket) -> None:

@@ -101,8 +101,20 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
         verb = verbs.add_parser(name, help=does, description=does[0].upper() + does[1:] + ".")
         verb.set_defaults(verb=name)
         add_arguments(verb)
+        _add_levels(verb)
         parsers[name] = verb
     return top, parsers
+
+
+def _add_levels(verb: Parser) -> None:
+    """Every command says less or more, by the same options."""
+    levels = verb.add_mutually_exclusive_group()
+    for options, level, what in (
+        (("-q", "--quiet"), "WARNING", "print warnings, errors and the result, no progress"),
+        (("-v", "--verbose"), "DEBUG", "print details, too: files that are read, processes, times"),
+    ):
+        levels.add_argument(*options, dest="log_level", action="store_true", const=level, help=what)
+    verb.set_defaults(log_level=None)
 
 
 VERBS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = (

@@ -5,19 +5,25 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
+import time
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
+from codescent import __version__
 from codescent.base import cause
 from codescent.base.errors import UserError
+from codescent.base.messages import ERROR, at_level, detail
 from codescent.base.output import escape_what_a_stream_cannot_write, open_closed_streams, tolerate_write_errors, warn
 from codescent.base.own_names import in_a_sentence
 from codescent.base.published import in_words, is_full
 from codescent.base.rank import Rank
 from codescent.base.stopping import report_error
 from codescent.base.visible import one_line
+from codescent.launch.environment import read
 from codescent.launch.once import say_once, say_once_or_tell
 from codescent.launch.spin import with_short_spin
 from codescent.meeting.agent_store import AgentValues, OpenAgent
@@ -70,8 +76,28 @@ def run(words: Sequence[str], *, may_restart: bool = False) -> int:
     if trains:  # training continues even if its output cannot be written
         arguments.may_restart = True
         tolerate_write_errors()
-    verb = vars(arguments).pop("verb")
+    verb, level = vars(arguments).pop("verb"), vars(arguments).pop("log_level")
+    try:
+        with at_level(level, details=_is_first()):
+            return _run_verb(verb, arguments, trains=trains)
+    except UserError as error:  # of the level itself
+        _say(*(f"error: {problem}" for problem in error.problems))
+        return error.exit_code
+
+
+def _is_first() -> bool:
+    """Whether this process is no rank, or the first one of a launcher that is not ours: ours has the same details."""
+    with suppress(UserError):  # the command says what is wrong with a launcher's variables
+        rank = read(os.environ)
+        return rank is None or not (rank.rank or rank.child)
+    return True
+
+
+def _run_verb(verb: str, arguments: Namespace, *, trains: bool) -> int:
+    """Run a subcommand with its arguments; see `run`. `trains`: this process is the program, and trains."""
     module, _, function = VERBS[verb].partition(".")
+    begin_s = time.monotonic()
+    detail(f"codescent {__version__}, {verb}, process {os.getpid()}, Python {platform.python_version()}")
     try:
         if verb in READERS and arguments.run is not None:
             RunFolder.open(arguments.run)  # says at once what is wrong with it: importing torch takes seconds
@@ -83,6 +109,7 @@ def run(words: Sequence[str], *, may_restart: bool = False) -> int:
         with in_a_sentence():
             code: int = getattr(import_module(f"codescent.verbs.{module}"), function)(arguments)
         print(end="", flush=True)
+        detail(f"codescent {verb}: exit code {code}, {time.monotonic() - begin_s:.1f} s")
     except UserError as error:
         cause.write_error_file(error, os.environ)
         if trains and not cause.has_begun():
@@ -145,7 +172,7 @@ def _no_agent(*_: object) -> AgentValues:
 def _say(*lines: str) -> None:
     """Print lines to the standard error; do nothing if that fails."""
     try:
-        warn(*lines)
+        warn(*lines, level=ERROR)
     except OSError:
         _discard(2)
 

@@ -8,9 +8,8 @@ import os
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from codescent.base.amounts import of_bytes
+from codescent.base.console import new_console
 from codescent.base.cores import memory_bytes
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
@@ -108,7 +107,7 @@ def _show(asked: Survey, size: int, devices: int, *, as_json: bool) -> None:
     from codescent.collectives.table import column_json, notes, table, timing, timing_json
     from codescent.collectives.timing import timed_bytes
 
-    console, shown, calls = Console(highlight=False, stderr=as_json), columns(), list(CALLS)
+    console, shown, calls = new_console(stderr=as_json), columns(), list(CALLS)
     timings: list[dict[str, Any]] = []
     with console.status("") as status:
         for column in shown:

@@ -14,11 +14,11 @@ from typing import Any
 
 from pydantic import ValidationError
 from rich import box
-from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from codescent.base.console import new_console
 from codescent.base.errors import UserError
 from codescent.base.hub_name import HubName, is_hub_name, parse
 from codescent.base.json_text import json_text
@@ -225,7 +225,7 @@ def _show_keys(markdown: str, keys: Iterable[Key]) -> None:
     if not sys.stdout.isatty():
         print(markdown)
         return
-    console = Console(highlight=False)
+    console = new_console()
     for section, of_section in groupby(keys, key=lambda key: key.section):
         console.print(Text(f"\n[{section}]", style="bold"))
         for key in of_section:
@@ -244,4 +244,4 @@ def _show(rows: Iterable[tuple[str, str, str]]) -> None:
         shown = origin.removeprefix(f"{Path.cwd()}/")
         table.add_row(name, visible(value), visible(shown), style="dim" if origin == "default" else "")
     width = None if sys.stdout.isatty() else UNBROKEN
-    Console(highlight=False, width=width).print(table, markup=False)
+    new_console(width=width).print(table, markup=False)

@@ -9,7 +9,7 @@ from codescent import tasks
 from codescent.base.counted import counted
 from codescent.base.errors import UserError, of_each
 from codescent.base.hub_name import is_hub_name, parse_dataset, parse_model
-from codescent.base.output import say, warn
+from codescent.base.output import note, say
 from codescent.config.keys import AUTO
 from codescent.data.text import corpora
 from codescent.data.text.dataset import open_dataset, token_shards
@@ -32,7 +32,7 @@ def main(arguments: Namespace) -> int:
     _download(arguments)
     files = None if arguments.corpus is None else corpora.pattern_files(arguments.corpus)
     if files:
-        warn(f"{arguments.corpus}: no file has this name, so it is read as a pattern (glob): {counted(files, 'file')}")
+        note(f"{arguments.corpus}: no file has this name, so it is read as a pattern (glob): {counted(files, 'file')}")
     opened = None if arguments.corpus is None else tasks.open_corpus(arguments.corpus, arguments.validation_fraction)
     _refuse_unused(arguments, opened)
     dataset = opened or (_tokens(arguments) if arguments.synthetic is None else _tensors(arguments))

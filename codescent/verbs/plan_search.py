@@ -12,7 +12,7 @@ from typing import Any
 from codescent.base.amounts import of_bytes, of_number, of_seconds, of_share
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
-from codescent.base.output import warn
+from codescent.base.output import note, warn
 from codescent.base.refusal import Value
 from codescent.clusters.cluster import Cluster, Software
 from codescent.config.load import DEFAULT, LoadedConfig
@@ -140,7 +140,7 @@ def _by_rules(arguments: Namespace, loaded: LoadedConfig, devices: Devices) -> i
     if arguments.out is not None:
         said = f"The layout of {counted(ranks, 'rank')} by the rules of `codescent docs which`"
         write_layout(arguments, loaded, said, found.change.values)
-        warn(f"{arguments.out} is written: this layout on top of {arguments.config}")
+        note(f"{arguments.out} is written: this layout on top of {arguments.config}")
     return 0
 
 
@@ -155,7 +155,7 @@ def _main(arguments: Namespace, loaded: LoadedConfig, cluster: Cluster) -> int:
     vocab_size = vocabulary_of(loaded.config, numbers[0], without_data=bool(missing))
     for ranks in numbers:
         if len(numbers) > 1:
-            warn(f"{counted(ranks, 'rank')} ...")
+            note(f"{counted(ranks, 'rank')} ...")
         found.append(_searched(loaded, vocab_size, ranks, stay, cluster, software))
     took_s = time.perf_counter() - begin_s
     known = [key for key, origin in loaded.origins.items() if origin != DEFAULT]
@@ -173,7 +173,7 @@ def _main(arguments: Namespace, loaded: LoadedConfig, cluster: Cluster) -> int:
             f"--search: {of_seconds(first.price.step_s)} a step"
         )
         write_layout(arguments, loaded, said, first.change.values)
-        warn(f"{arguments.out} is written: the first layout on top of {arguments.config}")
+        note(f"{arguments.out} is written: the first layout on top of {arguments.config}")
     return 0
 
 

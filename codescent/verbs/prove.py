@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 
+from codescent.base.console import new_console
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.json_text import json_text
@@ -320,7 +320,7 @@ def main(arguments: Namespace) -> int:
     if layouts is None and max(ranks) > MAX_RANKS:
         raise UserError(f"--ranks: {max(ranks)} ranks; at most {MAX_RANKS} can be tried on one machine")
     tried = list(layouts_of(ranks)) if layouts is None else parse_layouts(layouts)
-    console = Console(highlight=False, stderr=arguments.json)
+    console = new_console(stderr=arguments.json)
     with stopped_by_signals(), tempfile.TemporaryDirectory(prefix="codescent-prove-") as folder:
         period = math.lcm(*(layout.period for layout in tried))
         words = arguments.config, arguments.overrides, arguments.steps, arguments.precision

@@ -10,14 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 
 from codescent.base.amounts import of_seconds
+from codescent.base.console import new_console
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.json_text import json_text
-from codescent.base.output import say, warn
+from codescent.base.output import note, say, warn
 from codescent.base.visible import visible
 from codescent.results import Ended, stopped_by_signals
 from codescent.study.accept import prepare, refusals
@@ -70,7 +70,7 @@ def main(arguments: Namespace) -> int:
         return 0
     specs = specs_of(study)
     if len(specs) >= MANY:  # a point takes 20 ms and more
-        warn(f"planning {counted(len(specs), 'point')}, to find those that cannot exist")
+        note(f"planning {counted(len(specs), 'point')}, to find those that cannot exist")
     definition = Definition.of(study, specs, refusals(study, specs))
     for given in filter(None, (definition.baseline, baseline)):
         check_baseline(replace(definition, baseline=given))
@@ -84,7 +84,7 @@ def main(arguments: Namespace) -> int:
     with folder.hold():
         if arguments.collect:
             lines = collect(folder, study, arguments.collect)
-            warn(*lines) if arguments.json else say(lines)
+            note(*lines) if arguments.json else say(lines)
         else:
             folder = _run(folder, study, retry=arguments.retry is not None, as_json=arguments.json)
     return _finish(folder, baseline, as_json=arguments.json)
@@ -103,12 +103,12 @@ def _run(folder: StudyFolder, study: StudyFile, *, retry: bool, as_json: bool) -
             folder.path, replace(definition, refused={**definition.refused, **refused}), held=True
         )
     progress = Progress(turns_of(folder, retry=retry), folder.seconds())
-    console = Console(highlight=False, stderr=as_json)
+    console = new_console(stderr=as_json)
     total, done, runs = len(progress.turns), 0, StudyRuns(folder)
     to_do = f"{counted(len(definition.specs), 'point')}, {counted(total, 'run')} to do{_about(progress, 0)}"
     config = config_named(definition.config)
     head = [f"study   {definition.name}: {to_do}", f"config  {config}", f"folder  {folder.path}"]
-    warn(*head) if as_json else say(head)
+    note(*head) if as_json else say(head)
     try:
         with stopped_by_signals(), console.status("") if console.is_terminal else nullcontext() as status:
             for index, turn, ended in run_turns(folder, progress):
@@ -157,8 +157,8 @@ def _list(folder: StudyFolder, *, as_json: bool) -> None:
         say([f"# {spec.name}{f': {why}' if why else ''}", *([line] if line else [])])
         nodes = nodes or (spec.nodes > 1 and bool(line))
     if nodes:
-        warn("HOST is the first machine. Every machine runs the command; the study's folder is on a shared disk.")
-    warn(f"Runs on a disk that is not shared: codescent study FILE --collect FOLDER... Folder: {folder.path}")
+        note("HOST is the first machine. Every machine runs the command; the study's folder is on a shared disk.")
+    note(f"Runs on a disk that is not shared: codescent study FILE --collect FOLDER... Folder: {folder.path}")
 
 
 def _shown(arguments: Namespace, folder: StudyFolder, baseline: Mapping[str, Any]) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
-from codescent.base.output import say, warn
+from codescent.base.output import note, say, warn
 from codescent.base.visible import one_line
 from codescent.jobs.job import Job, job_name
 from codescent.jobs.targets import TARGETS
@@ -50,7 +50,7 @@ def write_scripts(arguments: Namespace, folder: StudyFolder) -> None:
         save(TARGETS[arguments.to].script(job), job.saved_as, secret=arguments.to == "kubernetes", within=within)
     say([str(folder.path / SCRIPTS / job.saved_as.name) for job in jobs if job.saved_as is not None])
     what = counted(len(jobs), "script")
-    warn(f"{what} written; start each as its first lines say. Then: codescent study {folder.path}")
+    note(f"{what} written; start each as its first lines say. Then: codescent study {folder.path}")
 
 
 def _whose(names: Sequence[str]) -> str:

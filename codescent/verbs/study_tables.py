@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from codescent.base.amounts import of_change, of_measured, of_measured_share, of_seconds, of_share
+from codescent.base.console import new_console
 from codescent.base.counted import counted
 from codescent.base.visible import visible
 from codescent.planner.beside import errs_most
@@ -29,7 +30,7 @@ Column = tuple[str, Callable[[Point], str]]
 
 def show(study: Study, source: str) -> None:
     """Print what a study says. `source`: the file with all its numbers."""
-    console = Console(highlight=False)
+    console = new_console()
     _line(console, f"{study.name}: {KIND_WORDS[study.kind]}; {states_said(study)}")
     if study.config:
         _line(console, f"config: {study.config}")

@@ -12,11 +12,11 @@ from statistics import fmean
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from codescent.base.amounts import of_measured
+from codescent.base.console import new_console
 from codescent.base.counted import counted
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
@@ -119,7 +119,7 @@ def _write(folder: Path, rows: Sequence[Mapping[str, Any]], places: Sequence[Pla
 
 def _show(study: StudyFile, places: Sequence[PlaceSizes], files: Sequence[Path]) -> None:
     """Print a table for each parametrization, and what they say."""
-    console, keys = Console(highlight=False), study.study
+    console, keys = new_console(), study.study
     say([
         f"{keys.name}: {KIND_WORDS[keys.kind]}",
         f"mean absolute values in step {keys.steps}; power: of the width that they follow",

@@ -19,7 +19,7 @@ from codescent.base.cores import refuse_more_ranks
 from codescent.base.early import StopAsked, hand_on, listen, may_be_ended, may_end, raise_if_signalled
 from codescent.base.errors import UserError
 from codescent.base.loopback import refuse_without_loopback
-from codescent.base.output import new_failures, say, warn
+from codescent.base.output import new_failures, progress, say, warn
 from codescent.base.parent import end_with_command, handed_on
 from codescent.base.rank import Rank
 from codescent.base.stopping import LATER, SAVING, reported
@@ -27,6 +27,7 @@ from codescent.base.time_limit import forget_others, stop_at
 from codescent.build import saved_plan, task_request
 from codescent.config.effects import is_default
 from codescent.config.hub_keys import words_of
+from codescent.config.load import LoadedConfig
 from codescent.config.sections import Config
 from codescent.config.toml_file import loads
 from codescent.launch.allocator import needs_restart, tuned_environment, with_expandable_segments
@@ -52,15 +53,18 @@ NEED_APART = {"parallel.outer_optimizer": "none", "parallel.restarts": "0"}
 """Keys that are refused without them, and the values that are not."""
 
 
-def main(arguments: Namespace) -> int:
-    """Train as a rank of a launcher, alone, or on ranks of this machine."""
+def main(arguments: Namespace, loaded: LoadedConfig | None = None) -> int:
+    """Train as a rank of a launcher, alone, or on ranks of this machine.
+
+    `loaded`: the config that the arguments name; None: it is not read yet.
+    """
     if arguments.find_learning_rate and arguments.resume is not False:
         raise UserError("--find-learning-rate: begins with the initial weights of a new run; leave out --resume")
     end_with_command()
     ignored = forget_others(os.environ)
     _listen()
     try:
-        return _main(arguments, ignored)
+        return _main(arguments, ignored, loaded)
     except StopAsked as asked:
         return _stopped_early(asked)
 
@@ -85,13 +89,13 @@ def _stopped_early(asked: StopAsked) -> int:
     return reported(LATER, os.environ, writes=not rank.local_rank)
 
 
-def _main(arguments: Namespace, ignored: Sequence[str]) -> int:
+def _main(arguments: Namespace, ignored: Sequence[str], loaded: LoadedConfig | None) -> int:
     """See `main`. Raises StopAsked, too."""
     if (rank := read(os.environ)) is not None:
         cause.is_rank(rank)
     if rank is None or not rank.rank:
         warn(*(f"codescent: {sentence}" for sentence in ignored))
-    loaded = config_of(arguments)
+    loaded = loaded or config_of(arguments)
     may_be_ended()
     config = loaded.config
     _check_local_rank(arguments.local_rank, rank)
@@ -174,7 +178,7 @@ def introduce(config: Config, *, resume: bool) -> None:
     request, folder = task_request(config), run_folder(config)
     corpora = ", ".join(one.data.corpus for one in request.corpora.values()) or request.data.corpus
     prepared = f"prepared data: {request.data.folder}"
-    say([f"run     {folder}{' continues' if resume else ''}", f"data    {corpora}; {prepared}"])
+    progress([f"run     {folder}{' continues' if resume else ''}", f"data    {corpora}; {prepared}"])
     sys.stdout.flush()
 
 
@@ -253,7 +257,9 @@ def _train(config: Config, rank: Rank, found: Sequence[str], *, resume: bool) ->
         best = ["--best"] if outcome.suggests_best else []
         more = f"; more text: {command('sample', folder, *best)}" if writes else ""
         files = f"checkpoints){more}" if is_saved else "no checkpoint: checkpoint.last = false)"
-        say([_LOST[event["kind"]].format(**event) for event in run.read_events()[before:] if event["kind"] in _LOST])
+        progress(
+            [_LOST[event["kind"]].format(**event) for event in run.read_events()[before:] if event["kind"] in _LOST]
+        )
         say(["", f"The run is in {folder} (metrics.csv, plan.json, {files}"])
     if not rank.rank:
         _record_lost(folder, 0)

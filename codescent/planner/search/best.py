@@ -139,8 +139,11 @@ class LayoutSearch:
 
     def _by_layout(self, family: Family, scheduled: Scheduled) -> None:
         """Set aside what is too large by its bound. The others get a bound with what ranks send."""
-        too_large = list[LayoutChoice]()
+        too_large, limit = list[LayoutChoice](), self.cluster.device.memory_bytes
         for frame, factors in family:
+            if scheduled.kept_bytes > limit:
+                too_large += [LayoutChoice(frame, options) for options in self.factors.all(factors)]
+                continue
             alike: dict[Value, list[LayoutChoice]] = {}  # they differ in what is offloaded alone
             for options in self.factors.all(factors):
                 alike.setdefault(options[ZERO], []).append(LayoutChoice(frame, options))
@@ -158,26 +161,28 @@ class LayoutSearch:
         """
         limit, first = self.cluster.device.memory_bytes, layouts[0]
         for layout in layouts:
-            if scheduled.kept_bytes > limit or scheduled.bytes(*layout) > limit:
+            if scheduled.bytes(*layout) > limit:
                 yield layout
             elif len(layouts) > 1 and layout is first and layout.options[OFFLOAD] == default_of(OFFLOAD):
-                bound_s = scheduled.step_s(*layout) - scheduled.ends_s(*layout)
-                self.fast.add(bound_s, partial(self._add, layouts, scheduled))
+                self.fast.add(scheduled.busy_s(*layout), partial(self._add, layouts, scheduled))
                 return
             else:
                 self._add([layout], scheduled)
 
     def _add(self, layouts: list[LayoutChoice], scheduled: Scheduled) -> None:
         for layout in layouts:
-            self.fast.add(scheduled.step_s(*layout), partial(self._bound, layout))
+            self.fast.add(scheduled.busy_s(*layout), partial(self._ends, layout, scheduled))
+
+    def _ends(self, layout: LayoutChoice, scheduled: Scheduled) -> None:
+        if layout.frame.mesh.pp == 1:  # its bound has all instructions already
+            self.fast.add(self.bounds.step_s(*layout), partial(self._price, layout))
+            return
+        self.fast.add(scheduled.step_s(*layout), partial(self._bound, layout))
 
     def _bound(self, layout: LayoutChoice) -> None:
         self.fast.add(self.bounds.step_s(*layout), partial(self._refine, layout))
 
     def _refine(self, layout: LayoutChoice) -> None:
-        if layout.frame.mesh.pp == 1:  # the bound has all instructions already
-            self._price(layout)
-            return
         self.fast.add(self.closest_s(layout), partial(self._price, layout))
 
     def closest_s(self, layout: LayoutChoice) -> float:

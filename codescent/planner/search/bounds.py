@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
-from functools import partial
+from functools import cached_property, partial
 from operator import add
 from typing import Any, TypeVar
 
@@ -60,8 +60,8 @@ class Bounds:
     def computing(self, frame: LayoutFrame, options: Options) -> Computing:
         """What the layers of a layout compute."""
         sequence, recompute, context = LAYERS
-        mesh, kinds = frame.mesh, (self._aligned(frame.mesh.pp), frame.microbatches > 1)
-        key = mesh.tp, mesh.cp, frame.microbatch_size, options[sequence], options[recompute], options[context], kinds
+        mesh, aligned = frame.mesh, self._aligned(frame.mesh.pp)
+        key = mesh.tp, mesh.cp, frame.microbatch_size, options[sequence], options[recompute], options[context], aligned
         return self._once(key, lambda: self._compute(frame, _some(options, *LAYERS)))
 
     def _compute(self, frame: LayoutFrame, chosen: Options) -> Computing:
@@ -268,22 +268,48 @@ class Scheduled:
 
     Attributes:
         computing_s: less than the seconds of a step, wherever the state is.
-        kept_bytes: as `bytes`, likewise.
     """
 
     def __init__(self, bounds: Bounds, frame: LayoutFrame, options: Options) -> None:
         self.bounds, self.computed = bounds, bounds.computing(frame, options)
-        paths = bounds.paths(frame, options, None, (0.0,) * frame.mesh.pp)
-        self.cut, self.computing_s = paths.cut, paths.longest_s(str(options[SCHEDULE]))
-        self.kept = bounds.kept_of(frame, options)
-        self.kept_bytes = bounds.total_bytes(max(self.kept))
         self.schedule, self.microbatches = str(options[SCHEDULE]), frame.microbatches
+        paths = bounds.paths(frame, options, None, (0.0,) * frame.mesh.pp)
+        self.cut, self.computing_s = paths.cut, paths.longest_s(self.schedule)
         self.blocks = max(0, self.cut.least_blocks - self.cut.chunks) * frame.microbatches
+        self._any = frame, options
+
+    @cached_property
+    def kept(self) -> tuple[float, ...]:
+        """See `Bounds.kept_of`."""
+        return self.bounds.kept_of(*self._any)
+
+    @cached_property
+    def kept_bytes(self) -> float:
+        """As `bytes`, wherever the state is."""
+        return self.bounds.total_bytes(max(self.kept))
+
+    @cached_property
+    def stays(self) -> list[Again]:
+        """See `StageCut.again`."""
+        return self.bounds.again(self.cut, self.schedule, self.microbatches)
 
     def bytes(self, frame: LayoutFrame, options: Options) -> float:
         """See `Bounds.bytes`."""
         state = self.bounds.state_bytes(frame, options, self.cut)
         return self.bounds.total_bytes(max(map(add, state, self.kept)))
+
+    def busy_s(self, frame: LayoutFrame, options: Options) -> float:
+        """As `computing_s`, also for all that sends more. It is known soonest.
+
+        The fullest stage has all passes through its blocks.
+        """
+        if self.cut.stages == 1:
+            return self.computing_s
+        passes = self._passes(self.bounds.sending(frame, options))
+        return max(self.computing_s, passes.busy_s(self.cut, self.stays, self.microbatches))
+
+    def _passes(self, sent: Sending) -> Passes:
+        return self.bounds.passes(self.computed, sent, whole=False, exact=self.microbatches > 1)
 
     def step_s(self, frame: LayoutFrame, options: Options) -> float:
         """As `Bounds.step_s`, and less, but sooner known.
@@ -294,9 +320,8 @@ class Scheduled:
         if self.cut.stages == 1:
             return self.bounds.step_s(frame, options)
         sent = self.bounds.sending(frame, options)
-        passes = self.bounds.passes(self.computed, sent, whole=False, exact=frame.microbatches > 1)
-        stays = self.bounds.again(self.cut, self.schedule, self.microbatches)
-        begin = passes.of(self.cut.parts[self.cut.virtual[0]], stays[self.cut.virtual[0]])
+        passes = self._passes(sent)
+        begin = passes.of(self.cut.parts[self.cut.virtual[0]], self.stays[self.cut.virtual[0]])
         begins_s = max(begin.first - begin.forward, begin.gathers) if begin.gathers > 0.0 else 0.0
         ends_s = begin.left + sent.reduce_s + sent.step_s + self.ends_s(frame, options)
         return self.computing_s + begins_s + self.blocks * passes.block_s + ends_s

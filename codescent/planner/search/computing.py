@@ -76,7 +76,8 @@ class Layers:
         self._operators: dict[tuple[object, ...], tuple[LayerOperator, ...]] = {}
 
     def computing(self, frame: LayoutFrame, options: Options) -> Computing:
-        """The seconds of the depths. Of the frame tp, cp and the micro-batch count, and whether there are several."""
+        """The seconds of the depths in passes between the first and the last one. Of the frame tp, cp and the size of
+        the micro-batch count."""
         plan = self._plan(frame, options)
         time, chunks = StageTime(plan, 0, self.cluster, self.software), range(len(self.depths.first))
         found = [
@@ -95,7 +96,7 @@ class Layers:
         """A depth of each kind as a chunk. Neither the tensors nor the operators depend on what is computed again."""
         tp, cp, size = frame.mesh.tp, frame.mesh.cp, frame.microbatch_size
         mesh = Mesh(dp_replicate=self.space.ranks // (tp * cp), cp=cp, tp=tp)
-        candidate = candidate_of_piece(self.space, LayoutFrame(mesh, size, min(2, frame.microbatches)), options)
+        candidate = candidate_of_piece(self.space, LayoutFrame(mesh, size, 2), options)
         same = tp, cp, candidate.layout.sequence_parallel
         if same not in self._placed:
             chunks = [(first, first + 1) for first in self.depths.first]

@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
+from codescent.cost.transfers import link_of
 from codescent.plan import Verb
 from codescent.plan.pipeline import SCHEDULES
 from codescent.planner.search.depths import Depths
@@ -30,6 +31,7 @@ class StageCut:
         counts: by stage: how many depths of each kind it has.
         full: the stages that may hold most: the first one, the last one, and the first one with most blocks.
         least_blocks: of a stage.
+        fullest: of the first stage with most blocks: its parts with blocks, how often it has each, their blocks.
     """
 
     stages: int
@@ -40,6 +42,24 @@ class StageCut:
     counts: tuple[tuple[int, ...], ...]
     full: tuple[int, ...]
     least_blocks: int
+    fullest: tuple[tuple[int, int, int], ...]
+
+    @cached_property
+    def alike(self) -> Mapping[int, int]:
+        """How often the model has each part."""
+        return Counter(self.virtual)
+
+    @cached_property
+    def unlike(self) -> Collection[int]:
+        """The first stage, the last one, and those that are not like the next one."""
+        return {0, *(at for at, one in enumerate(self.numbers) if one not in self.numbers[at + 1 : at + 2])}
+
+    @cached_property
+    def hops(self) -> Mapping[int, int]:
+        """By link (cost/transfers.py): messages of a micro-batch on its way to the last virtual stage and back."""
+        there = (link_of(at % self.stages, self.stages, forward=True) for at in range(len(self.virtual) - 1))
+        back = (link_of(at % self.stages, self.stages, forward=False) for at in range(1, len(self.virtual)))
+        return Counter([*there, *back])
 
     def again(self, schedule: str, microbatches: int) -> list[Again]:
         """By part: the least of its virtual stages."""
@@ -96,9 +116,12 @@ def cut_of(depths: Depths, bounds: Sequence[tuple[int, int]], stages: int) -> St
         for one in numbers
     ]
     blocks = [sum(one[1:-1]) for one in counts]
-    full = sorted({0, stages - 1, blocks.index(max(blocks))})
+    most = blocks.index(max(blocks))
+    full = sorted({0, stages - 1, most})
+    fullest = tuple((part, times, inner) for part, times in numbers[most].items() if (inner := sum(each[part][1:-1])))
     chunks = len(bounds) // stages
-    return StageCut(stages, chunks, tuple(parts), virtual, tuple(numbers), tuple(counts), tuple(full), min(blocks))
+    of_stages = tuple(numbers), tuple(counts), tuple(full), min(blocks), fullest
+    return StageCut(stages, chunks, tuple(parts), virtual, *of_stages)
 
 
 def _alike(depths: Depths, part: range) -> range:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from codescent.clusters.cluster import Software
 from codescent.planner.search.computing import Computing, PassTime
-from codescent.planner.search.cuts import Again
+from codescent.planner.search.cuts import Again, StageCut
 from codescent.planner.search.depths import SOME, Depths
 from codescent.planner.search.sent import BACKWARD, FORWARD, LAST, NONE, DepthSent, Seconds, Sending
 from codescent.planner.search.walk import Copies, PassMessages, walk
@@ -35,6 +35,26 @@ class PartTimes(NamedTuple):
     left: float
     gathers: float
     most: float
+
+
+class BlockTime(NamedTuple):
+    """Seconds of a pass through a block, at least.
+
+    Attributes:
+        computing_s: all that it waits for beside weights and gradients.
+        before: by link: its weights are gathered.
+        rest: all else that it sends.
+    """
+
+    computing_s: float
+    before: Seconds
+    rest: Seconds
+
+    def of(self, blocks: int, gathers: float) -> float:
+        """Of so many blocks, of which so many are gathered."""
+        each_s = zip(self.before, self.rest, strict=True)
+        links_s = (gathers * before_s + blocks * rest_s for before_s, rest_s in each_s)
+        return max(blocks * self.computing_s, *links_s)
 
 
 BACK = BACKWARD, LAST
@@ -103,6 +123,35 @@ class Passes:
         two, three = (self.of(range(first, first + number), none) for number in (SOME - 1, SOME))
         more_s = three.forward + three.backward - two.forward - two.backward
         return max(0.0, more_s - sum(one[self.depths.kind[first]].total_s for one in self.passes))
+
+    def busy_s(self, cut: StageCut, stays: Sequence[Again], microbatches: int) -> float:
+        """For so long the blocks of the fullest stage compute, or keep their busiest link busy, at least.
+
+        What the last backward pass sends may come later. `stays`: by part of the cut.
+        """
+        found_s, (forward, backward) = 0.0, self._block
+        for part, number, blocks in cut.fullest:
+            forward_s = forward.of(blocks, blocks - 1 + stays[part].forward)
+            backward_s = backward.of(blocks, blocks - 1 + stays[part].backward)
+            each_s = microbatches * forward_s + (microbatches - 1) * backward_s + blocks * backward.computing_s
+            found_s += number * each_s
+        return found_s
+
+    @cached_property
+    def _block(self) -> tuple[BlockTime, BlockTime]:
+        """A forward and a backward pass through any block."""
+        assert self.sending is not None
+        found = []
+        for at in (FORWARD, BACKWARD):
+            computed = self.passes[at in BACK][1:-1]
+            sent = [self.sending.passes[at][depth] for depth, _ in self._blocks]
+            rest = [
+                _total_s([(1.0, one.after), (1.0, time.within), (1.0, time.beside)])
+                for one, time in zip(sent, computed, strict=True)
+            ]
+            computing_s = min((one.total_s for one in computed), default=0.0)
+            found.append(BlockTime(computing_s, _least_s([one.before for one in sent]), _least_s(rest)))
+        return found[FORWARD], found[BACKWARD]
 
     @cached_property
     def _fits(self) -> list[tuple[bool, bool]]:
@@ -225,6 +274,11 @@ def _sums(
     before = _total_s([(number, one.before) for number, one in gathered])
     after = _total_s([(number, one.after) for number, one in left])
     return PassMessages(opens, follows, before, after, closes, aside, copies=copies)
+
+
+def _least_s(seconds: Sequence[Seconds]) -> Seconds:
+    inside_s, between_s, bus_s = map(min, zip(*seconds, strict=True)) if seconds else NONE
+    return inside_s, between_s, bus_s
 
 
 def _total_s(seconds: Sequence[tuple[float, Seconds]]) -> Seconds:

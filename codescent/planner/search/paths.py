@@ -91,10 +91,10 @@ class Paths:
     @cached_property
     def _rounds_s(self) -> tuple[float, float]:
         """A micro-batch through all virtual stages and back: the last one, and one in between."""
-        found = [self.times[part] for part in self.cut.virtual]
-        messages_s = sum(self._there_s(before) + self._back_s(before + 1) for before in range(len(found) - 1))
-        steady_s = sum(one.forward + one.backward for one in found) + messages_s
-        return steady_s + sum(one.last - one.backward for one in found), steady_s
+        found = [(number, self.times[part]) for part, number in self.cut.alike.items()]
+        messages_s = sum(number * self.messages_s[link] for link, number in self.cut.hops.items())
+        steady_s = sum(number * (one.forward + one.backward) for number, one in found) + messages_s
+        return steady_s + sum(number * (one.last - one.backward) for number, one in found), steady_s
 
     def _there_s(self, virtual: int) -> float:
         """Of activations of a virtual stage to the one behind it."""
@@ -105,16 +105,20 @@ class Paths:
         return self.messages_s[link_of(virtual % self.cut.stages, self.cut.stages, forward=False)]
 
     def _through_stages(self, schedule: str) -> Iterator[float]:
-        """To a stage, all that it computes, and to its end; or back to the end of the first stage."""
+        """To a stage, all that it computes, and to its end; or back to the end of the first stage.
+
+        Of stages that are alike, the last one has the longest chains, unless some gradients are computed later.
+        """
         there_s = back_s = 0.0
         split = schedule == ZERO_BUBBLE
         for stage in range(self.cut.stages):
             found = self.times[self.cut.virtual[stage]]
-            busy_s = self._busy_s(stage)
-            yield there_s + busy_s + self._waits_s(stage) + self.ends_s[stage] + self.reduce_s * (stage == 0)
-            if stage:
-                later_s = self._later_s(stage) if split else 0.0
-                yield there_s + busy_s - later_s + back_s + self._back_s(stage) + self.end_s
+            if split or stage in self.cut.unlike:
+                busy_s = self._busy_s(stage)
+                yield there_s + busy_s + self._waits_s(stage) + self.ends_s[stage] + self.reduce_s * (stage == 0)
+                if stage:
+                    later_s = self._later_s(stage) if split else 0.0
+                    yield there_s + busy_s - later_s + back_s + self._back_s(stage) + self.end_s
             there_s += found.forward + self._begin_s(stage) + self._there_s(stage)
             back_s += found.backward * (1.0 - self.weights) if split else found.last
             back_s += self._back_s(stage) if stage else 0.0

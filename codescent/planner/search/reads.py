@@ -3,12 +3,13 @@ Does not ask a rule (rules.py does). So a rule's answer is known for all that di
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
 from codescent.config.sections import Config
-from codescent.plan import Layout, Mesh, Work
+from codescent.plan import AXES, Layout, Mesh, Work
 from codescent.planner.search.space import DEGREES, MICROBATCH, OPTIONS, LayoutFrame, Options, Space, fields_of
 from codescent.strategies import Candidate
 
@@ -32,7 +33,10 @@ class _NotesReads:
 
 
 class _Mesh(_NotesReads, Mesh):
-    pass
+    @property
+    def world_size(self) -> int:
+        """All meshes of a space have as many ranks. So what reads it alone depends on no degree."""
+        return math.prod(vars(self)[axis] for axis in AXES)
 
 
 class _Work(_NotesReads, Work):

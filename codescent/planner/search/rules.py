@@ -59,8 +59,9 @@ class Rules:
         losses, device = trajectory_of(space.config, space.candidate), space.config.train.device
 
         def changes_losses(config: Config, candidate: Candidate) -> bool:
-            ranks = candidate.mesh.dp  # those by which the learning rate may be scaled: read before `update` is made
-            return bool(ranks) and trajectory_of(config, candidate) != losses
+            if space.scales:  # by these ranks: they are read before `update` is made
+                _ = candidate.mesh.dp
+            return trajectory_of(config, candidate) != losses
 
         def has_no_price(config: Config, candidate: Candidate) -> bool:
             return any(True for _ in not_priced(bare_plan(config, candidate), cluster, device))

@@ -177,6 +177,12 @@ class Space:
             self._updates[mesh.dp] = update_of(self.config, mesh)
         return self._updates[mesh.dp]
 
+    @cached_property
+    def scales(self) -> bool:
+        """Whether the update depends on the data-parallel ranks."""
+        first, *others = (self.update(Mesh(dp_replicate=ranks)) for ranks in divisors(self.ranks))
+        return any(one != first for one in others)
+
     def change(self, frame: LayoutFrame, options: Options) -> Change:
         """A layout as a change of the config: all searched keys that are not given and have an effect."""
         values: dict[str, Value] = {key: frame.mesh.degree(axis) for key, axis in zip(DEGREES, AXES)}
