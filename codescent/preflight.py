@@ -14,6 +14,7 @@ from codescent.base.command import command, how_to_tune
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.refusal import Change
+from codescent.base.secret import warnings
 from codescent.build import Began, build, check_sizes, needs_vocab_size, on_resume, resolve, saved_plan, task_request
 from codescent.build.accept import changed
 from codescent.build.own import unread_keys
@@ -21,8 +22,8 @@ from codescent.build.rates_so_far import SCHEDULE_KEYS, same_rates
 from codescent.checkpoint.folders import by_step
 from codescent.config import decided, effects
 from codescent.config.contradictions import beyond_the_run
-from codescent.config.load import LoadedConfig
-from codescent.config.mixture import MIXTURE
+from codescent.config.load import LoadedConfig, flat
+from codescent.config.mixture import MIXTURE, place_of
 from codescent.config.own_keys import own_names_in
 from codescent.config.sections import Config
 from codescent.config.words import KEYS, toml_value
@@ -36,6 +37,7 @@ from codescent.planner.prediction import cluster_of_run
 from codescent.planner.search import auto
 from codescent.record import RunFolder
 from codescent.record.beginning import is_free, refuse_taken
+from codescent.tasks.own import wrong_samples
 
 
 def run_folder(config: Config) -> Path:
@@ -151,23 +153,26 @@ def without_effect(loaded: LoadedConfig) -> list[str]:
     except UserError:  # the run is refused, and the refusal says why
         of_task = {}
     found |= {key: why for key, why in of_task.items() if not effects.is_default(config, key)}
+    keys = [*(key for key in KEYS if key in found), *(key for key in found if place_of(key) is not None)]
     return [
         *loaded.replaced,
         *(
-            f"{loaded.origins[key]}: {key} = {toml_value(effects.value_of(config, key))} has no effect: it {found[key]}"
-            for key in KEYS
-            if key in found
+            f"{loaded.origins[MIXTURE if place_of(key) else key]}: {key} = "
+            f"{toml_value(effects.value_of(config, key))} has no effect: it {found[key]}"
+            for key in keys
         ),
     ]
 
 
 def notes(loaded: LoadedConfig) -> list[str]:
-    """Sentences for the user before the run: `without_effect`, and what a task finds odd in its corpus."""
+    """Sentences for the user before the run: `without_effect`, secrets, and what a task finds odd in its corpus."""
     try:
         found = list(tasks.remarks(task_request(loaded.config)))
     except UserError:  # the run is refused, and the refusal says why
         found = []
-    return [*without_effect(loaded), *found]
+    values = [(name, str(value)) for name, value in flat(loaded.config).items()]
+    where = ((f"{loaded.origins.get(name, MIXTURE)}: {name}", text) for name, text in values)
+    return [*without_effect(loaded), *warnings(where, "run folders are"), *found]
 
 
 def plan_with(config: Config, dataset: AnyDataset, world_size: int, began: Began | None = None) -> tuple[Config, Plan]:
@@ -191,7 +196,7 @@ def plan_with(config: Config, dataset: AnyDataset, world_size: int, began: Began
         if began is not None:
             told = on_resume(told, config, dataset.vocab_size, world_size, began)
         raise told from error
-    if problems := list(tasks.task_of_plan(plan).misfits(dataset, plan)):
+    if problems := [*tasks.task_of_plan(plan).misfits(dataset, plan), *wrong_samples(dataset, plan)]:
         raise UserError(*problems)
     work, size = plan.work, plan.work.global_batch_size
     train, validation = (dataset.source(name, work.seq_len, work.positions(-1)) for name in ("train", "validation"))

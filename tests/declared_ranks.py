@@ -103,6 +103,8 @@ class FixedLoader:
         batches = [Batch(row[:, :-1], row[:, 1:]) for row in torch.randint(0, VOCAB, sizes)]
         if self.plan.model.kind == "bert":
             batches = [self._of_bert(batch) for batch in batches]
+        elif self.plan.model.sizes.get("head") == "mlm":
+            batches = [Batch(batch.inputs, self._wanted(batch.targets)) for batch in batches]
         if self.plan.task.documents:
             batches = [Batch.of(separate_samples(one.inputs.numpy(), one.targets.numpy(), 0)) for one in batches]
         replicas = self.plan.mesh.dp_replicate if self.plan.apart else 1
@@ -116,9 +118,13 @@ class FixedLoader:
         }
         if share == 1:  # where an answer begins and ends
             return Batch(batch.inputs, batch.targets[:, :2] % (length // 2), extras)
-        places = torch.randperm(batch.targets.numel())
-        unwanted = places >= round(share * len(places))
-        return Batch(batch.inputs, batch.targets.masked_fill(unwanted.view_as(batch.targets), -100), extras)
+        return Batch(batch.inputs, self._wanted(batch.targets), extras)
+
+    def _wanted(self, targets: torch.Tensor) -> torch.Tensor:
+        """Targets, of which the share that the head reads is wanted."""
+        places = torch.randperm(targets.numel())
+        unwanted = places >= round(self.plan.task.head_share * len(places))
+        return targets.masked_fill(unwanted.view_as(targets), -100)
 
     def close(self) -> None:
         """Nothing is read ahead."""

@@ -3,7 +3,9 @@ Does not assert anything: test_activations does. A case runs rank by rank on tor
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +14,12 @@ import torch
 from declared_ranks import FixedLoader, local, trainer_of
 from fake_world import fake_world
 from rank_server import Place
+from torch.utils._pytree import tree_leaves
 
 from codescent.build import build
 from codescent.config.sections import Config
 from codescent.data.loader import Batch, Portion
+from codescent.models.part import Part
 from codescent.operators import kept
 from codescent.plan import Instruction, Plan, Verb
 from codescent.train.execute import Executor
@@ -104,8 +108,15 @@ class Kept:
                 sizes.setdefault(storage.data_ptr(), storage.nbytes())
             return tensor.detach()
 
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), kept.noted(pack):
+        with (
+            torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+            kept.noted(pack),
+            entering(chunk.part) as entered,
+        ):
             act(instruction)
+        for tensor in (one() for one in entered):
+            if tensor is not None:
+                pack(tensor)
         assert instruction.microbatch is not None
         one = chunk.in_flight[instruction.microbatch]
         for tensor in (one.inputs, one.outputs):
@@ -113,6 +124,21 @@ class Kept:
                 pack(tensor)
         left |= {tensor.untyped_storage().data_ptr() for table in chunk.part.tables for tensor in table.tensors()}
         return sum(size for place, size in sizes.items() if place not in left)
+
+
+@contextmanager
+def entering(part: Part) -> Iterator[list[weakref.ref[torch.Tensor]]]:
+    """A block in which tensors are noted with which blocks are called by keyword. torch's checkpoint keeps them until
+    backward, and no hook of autograd sees it: those that are alive after the forward pass are kept."""
+    found: list[weakref.ref[torch.Tensor]] = []
+
+    def note(_block: object, _inputs: object, options: dict[str, Any]) -> None:
+        found.extend(weakref.ref(one) for one in tree_leaves(options) if isinstance(one, torch.Tensor))
+
+    handles = [block.register_forward_pre_hook(note, with_kwargs=True) for block in part.blocks.values()]
+    yield found
+    for handle in handles:
+        handle.remove()
 
 
 def plan_of(case: dict[str, Any]) -> Plan:

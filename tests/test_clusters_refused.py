@@ -28,14 +28,14 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("polari", "did you mean polaris?"),
-        ("A100_80GB_SXM", "did you mean a100-80gb-sxm?"),
+        ("polari", "did you mean polaris (shipped)?"),
+        ("A100_80GB_SXM", "did you mean a100-80gb-sxm (shipped)?"),
         ("labb.toml", "did you mean lab.toml?"),
         ("zzz", "the shipped clusters are a100-40gb-pcie, "),
-        ("", 'cluster "": give a name or a file'),
-        (".", "is no regular file; give a TOML file"),
-        ("x" * 300, "File name too long; give the name of a cluster, or a file"),
-        ("no/such/file.toml", "there is no such file and no shipped cluster of this name"),
+        ("", 'cluster "": is empty; the shipped clusters are'),
+        (".", "is a folder; give a TOML file"),
+        ("x" * 300, "cannot be read: File name too long"),
+        ("no/such/file.toml", "no such file: there is no folder no/such; the shipped clusters"),
     ],
 )
 def test_a_cluster_that_is_not_there(name: str, said: str) -> None:

@@ -95,3 +95,17 @@ def test_an_installed_package_reads_its_own_pages(tmp_path: Path) -> None:
 def test_an_anchor_is_that_of_a_code_host() -> None:
     assert anchor_of("Nodes on slow Ethernet") == "nodes-on-slow-ethernet"
     assert anchor_of("`train.ema`, and why (2)") == "trainema-and-why-2"
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("#zero", "codescent docs #zero: names no page: write PAGE#zero; `codescent docs` lists all"),
+        ("#", "codescent docs #: names no page: write PAGE#SECTION; `codescent docs` lists all"),
+        ("zero#", "codescent docs zero#: names no section after #; leave # out to print the page"),
+    ],
+)
+def test_half_a_name_says_which_half_is_missing(tmp_path: Path, word: str, said: str) -> None:
+    """Fault: "there is no page", without the name of one."""
+    done = called(tmp_path, "docs", word)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {said}\n")

@@ -885,7 +885,7 @@ def test_with_torchruns_store_the_port_is_another_one() -> None:
         (["--link", "1gbit", "--no-bandwidth"], "does not measure it"),
         (["--hosts", "a:0"], '--hosts: a has "0" slots'),
         (["--hosts", "a:1,a:1"], "a is named twice"),
-        (["--site", "lab"], "--site lab: there is no file"),
+        (["--site", "lab"], '--site "lab": no such file'),
         (["--nodes", "2"], "give --hosts HOST:SLOTS,... (by ssh), or --to TARGET"),
         (["site.time=00:10:00"], "give --hosts HOST:SLOTS,... (by ssh), or --to TARGET"),
         (["--to", "slurm", "--nodes", "2", "--devices", "4"], "--to slurm needs the time limit"),

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).resolve().parent.parent
 LACKING = """
 import sys
 
@@ -18,13 +20,30 @@ from codescent.verbs.cli import run
 
 sys.exit(run(sys.argv[1:]))
 """
-ALL = ("matplotlib", "tensorboard", "huggingface_hub", "h5py", "pyarrow", "zstandard", "wandb", "mlflow", "trackio")
+ALL = (
+    *("matplotlib", "tensorboard", "huggingface_hub", "h5py", "pyarrow", "zstandard", "wandb", "mlflow", "trackio"),
+    *("argcomplete", "transformers"),
+)
+MODULES = {"mlflow-skinny": "mlflow"}
+"""The module of a package with another name."""
+ANY_MODEL = (
+    "model.kind=transformers",
+    *(f"model.{size}=auto" for size in ("num_layers", "num_heads", "hidden_dim", "seq_len")),
+    'model.config={"model_type": "opt"}',
+)
 
 
 def without(folder: Path, *words: str, names: tuple[str, ...] = ALL) -> subprocess.CompletedProcess[str]:
     """Run the command line where these libraries cannot be imported."""
     program = [sys.executable, "-c", LACKING.format(names=names), *words]
     return subprocess.run(program, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_every_extra_is_among_them() -> None:
+    """Fault: an extra is added, and its library is needed where only some have it."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    packages = {one.partition(">=")[0] for extra in extras.keys() - {"docs", "test", "dev"} for one in extras[extra]}
+    assert {MODULES.get(package, package) for package in packages} == set(ALL)
 
 
 def test_a_run_needs_no_extra(project: Path) -> None:
@@ -55,6 +74,11 @@ def test_a_run_needs_no_extra(project: Path) -> None:
             "installed: pip install {hub}",
         ),
         (
+            ("plan", "run.toml", *ANY_MODEL),
+            'model.config: model.kind = "transformers" needs transformers, which is not installed: pip install '
+            "{transformers}",
+        ),
+        (
             ("data", "--synthetic", "2", "--format", "hdf5"),
             "HDF5 needs h5py, which is not installed: pip install {hdf5}",
         ),
@@ -68,7 +92,7 @@ def test_a_run_needs_no_extra(project: Path) -> None:
 )
 def test_a_command_that_lacks_a_library_names_its_extra(project: Path, words: tuple[str, ...], said: str) -> None:
     """Fault: a traceback, or `pip install` of a package that the next version replaces by another one."""
-    extras = ("plots", "hub", "hdf5", "mlflow", "tensorboard")
+    extras = ("plots", "hub", "hdf5", "mlflow", "tensorboard", "transformers")
     before = sorted(project.iterdir())
     done = without(project, *words)
     expected = said.format_map({extra: f'"codescent[{extra}]"' for extra in extras})

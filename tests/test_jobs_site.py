@@ -51,6 +51,23 @@ def test_every_problem_is_named_with_its_line(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_a_site_stands_on_another_one(tmp_path: Path) -> None:
+    """Sites are read by the rules of configs: a base, and numbers of 64 bits."""
+    (tmp_path / "sites" / "big.toml").write_text('base = "lab"\npartition = "big"\ncores = 16\n')
+    loaded = load_site("big")
+    assert (loaded.site.account, loaded.site.partition, loaded.site.cores) == ("physics", "big", 16)
+    assert loaded.origins["site.account"] == "sites/lab.toml:1"
+    assert loaded.origins["site.cores"] == "sites/big.toml:3"
+    (tmp_path / "sites" / "big.toml").write_text(f'base = "lap"\ncores = {2**63}\ncoers = 1\n')
+    with pytest.raises(UserError) as raised:
+        load_site("big")
+    assert raised.value.problems == (
+        'sites/big.toml:1: base: --site "sites/lap": no such file; did you mean sites/lab.toml?',
+        "sites/big.toml:3: site.coers: unknown key of a site; did you mean site.cores?",
+        f"sites/big.toml:2: site.cores: given {2**63}; a whole number has at most 64 bits",
+    )
+
+
 def test_values_above_the_section_of_a_site_are_not_lost(tmp_path: Path) -> None:
     (tmp_path / "cluster.toml").write_text(f'time = "01:00:00"\nhosts = ["a"]\n[nodes]\nnumber = 4\n[site]\n{LAB}')
     with pytest.raises(UserError) as caught:
@@ -105,9 +122,9 @@ def test_a_key_changes_the_script_of_a_target_that_reads_it_and_of_no_other(
     ("name", "said"),
     [
         ("lb", "did you mean lab?"),
-        ("zzz", "the sites are lab"),
-        ("x/y.toml", "there is no file x/y.toml"),
-        ("x" * 300, r"^--site \"x+\.\.\.: File name too long; give the name of a site, or a file$"),
+        ("zzz", "the sites in sites/ are lab"),
+        ("x/y.toml", "no such file: there is no folder x"),
+        ("x" * 300, r"^--site \"x+\.\.\.: cannot be read: File name too long$"),
     ],
 )
 def test_a_site_that_is_not_there(name: str, said: str) -> None:

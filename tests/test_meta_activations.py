@@ -49,7 +49,7 @@ def kernels_of_cuda() -> Iterator[None]:
 
         def grouped(q: Tensor, k: Tensor, v: Tensor, *others: Any, enable_gqa: bool = False, **more: Any) -> Tensor:
             if enable_gqa and q.dtype != torch.bfloat16:
-                return by_formula(q, k, v, is_causal=True, enable_gqa=True)
+                return by_formula(q, k, v, *others, enable_gqa=True, **more)
             if enable_gqa:
                 y: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]
                 return y

@@ -16,6 +16,7 @@ from codescent.base.errors import UserError
 from codescent.build import task_request
 from codescent.config.load import load
 from codescent.data.mixture import MixedDataset, MixedSource, order_of, uses
+from codescent.preflight import without_effect
 from codescent.record import RunFolder
 from codescent.tasks import TaskRequest, prepare_and_open, refusals
 
@@ -278,6 +279,37 @@ def test_commands_say_what_they_know_of_each_corpus(project: Path, alone: RunFol
     report = called(project, "report", "runs/alone", "--out", "report.html")
     assert report.returncode == 0, report.stderr
     assert "tiny" in (project / "report.html").read_text()
+
+
+FEW = '{corpus="digits.txt", name="plain"%s}, {corpus="pairs.jsonl", name="lines"%s}'
+NO_COLUMNS = "needs JSON lines or tables, and there are none in the corpus digits.txt"
+
+
+@pytest.mark.parametrize(
+    ("keys", "words", "said"),
+    [
+        (("x", "prompt"), [], [f'data.mixture.plain.text_key = "x" has no effect: it {NO_COLUMNS}']),
+        ((None, "prompt"), ["data.as_text=false"], []),
+        ((None, None), ["data.text_key=prompt"], []),
+        ((None, "prompt"), ["data.text_key=y"], ['data.text_key = "y" has no effect: it is for corpora without a ']),
+        (
+            ("x", "prompt"),
+            ["data.task=sft"],
+            [f"data.mixture.{name}.text_key = " for name in ("plain", "lines")],
+        ),
+        (("x", "y"), ["data.as_text=true"], [f"data.mixture.{name}.text_key = " for name in ("plain", "lines")]),
+    ],
+)
+def test_a_text_key_without_effect_is_named(
+    inside: Path, keys: tuple[str | None, str | None], words: list[str], said: list[str]
+) -> None:
+    """A column that nobody reads: of a corpus without columns, of a task that reads others."""
+    mixture = FEW % tuple("" if key is None else f', text_key="{key}"' for key in keys)
+    task = [] if any("data.task" in word for word in words) else ["data.task=lm"]
+    found = without_effect(load("run.toml", [f"data.mixture=[{mixture}]", *task, *words]))
+    of_keys = [sentence for sentence in found if "text_key" in sentence]
+    assert len(of_keys) == len(said), found
+    assert all(part in sentence for part, sentence in zip(said, of_keys, strict=True)), found
 
 
 def test_the_source_of_one_corpus_is_no_mixture(inside: Path) -> None:

@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 from forker import Forker, Runs
-from runs import assert_same, losses, make_project
+from runs import assert_same, called, losses, make_project
 
 from codescent import models
 from codescent.base.errors import UserError
@@ -19,8 +19,10 @@ from codescent.config.sections import Optimizer
 from codescent.operators.attention import attend
 from codescent.operators.block_attention import ScoreTraits
 from codescent.plan import Plan
+from codescent.train.muon import scale
 from codescent.train.optimize import Optimizer as Optimize
 from codescent.train.optimize import Weight
+from codescent.verbs.plan_mup import mup_rows
 
 SIZES = (
     "model.num_layers=2",
@@ -95,6 +97,22 @@ def test_every_layout_has_the_losses_of_one_process(runs: Runs, kind: tuple[str,
     walk(runs, kind, ranks, layout)
 
 
+def test_a_run_that_is_resumed_is_bitwise_that_which_was_not(runs: Runs) -> None:
+    """Catches: a group of the optimizer whose factor, or whose decay divided by it, is restored twice."""
+    words = (*LLAMA, *WIDER, "train.precision=fp32", "optimizer.decay_steps=6", "optimizer.kind=muon")
+    whole = runs.run(1, *words, "train.num_steps=6")
+    runs.run(1, *words)
+    assert losses(runs.run(1, *words, "train.num_steps=6", resume=True)) == losses(whole)
+
+
+def test_another_base_is_refused_at_a_resume(runs: Runs) -> None:
+    """Catches: a run whose learning rates change in the middle."""
+    run = runs.of_one(*GPT2, *WIDER)
+    done = called(runs.project, "train", "--resume", str(run.path.relative_to(runs.project)), "model.mup_base_dim=16")
+    assert done.returncode == 2
+    assert "model.mup_base_dim" in done.stderr
+
+
 def planned(*words: str) -> Plan:
     """The plan of words for one rank."""
     return build(load("default", [*SIZES, *words]).config, 97, 1)
@@ -124,12 +142,53 @@ def test_sgd_scales_vectors_and_embeddings_alone() -> None:
     assert found["blocks.0.attn.qkv.weight"] == found["blocks.0.mlp.down.weight"] == 1.0
 
 
-@pytest.mark.parametrize(("rule", "factor"), [("original", 1.0), ("match_rms_adamw", 0.25)])
-def test_muon_follows_its_own_scale(rule: str, factor: float) -> None:
-    """Catches: updates of Muon whose spectral norm grows with the width."""
-    found = factors(planned(*GPT2, *WIDER, "optimizer.kind=muon", f"optimizer.muon_adjust_lr_fn={rule}"))
-    assert found["blocks.0.mlp.up.weight"] == factor
-    assert found["tok.weight"] == found["norm.weight"] == 1.0
+@pytest.mark.parametrize("rule", ["original", "match_rms_adamw"])
+def test_updates_of_muon_have_one_spectral_norm_at_every_width(rule: str) -> None:
+    """Catches: updates that grow or shrink with the width: the factor of muon_adjust_lr_fn counted twice, or never."""
+    muon = (*GPT2, "optimizer.kind=muon", f"optimizer.muon_adjust_lr_fn={rule}", *WIDER)
+    base = ("model.hidden_dim=8", "model.num_heads=2")
+    narrow, wide = factors(planned(*muon, *base)), factors(planned(*muon))
+    assert narrow["blocks.0.mlp.up.weight"] == wide["tok.weight"] == wide["norm.weight"] == 1.0
+    for name, rows, columns in (("mlp.up", 4, 1), ("mlp.down", 1, 4), ("attn.out", 1, 1), ("attn.qkv", 1, 1)):
+        of_base, of_wide = (scale(rows * width, columns * width, rule) for width in (8, 32))
+        assert of_wide * wide[f"blocks.0.{name}.weight"] == pytest.approx(of_base), name
+
+
+PLANS: dict[str, tuple[tuple[str, ...], list[str]]] = {
+    "adamw": (
+        (*LLAMA, *WIDER),
+        [
+            "base: 8 channels, heads of 4; this model is 4 x as wide",
+            "hidden matrices: initial values x 0.5, learning rate x 0.25",
+            "logits x 0.25",
+            "scores of attention x 0.7071",
+        ],
+    ),
+    "sgd": (
+        (*LLAMA, "model.qk_norm=head", "optimizer.kind=sgd", *WIDER),
+        [
+            "base: 8 channels, heads of 4; this model is 4 x as wide",
+            "embeddings, norms, head: learning rate x 4",
+            "hidden matrices: initial values x 0.5",
+            "norms of heads: learning rate x 2",
+            "logits x 0.25",
+            "scores of attention x 0.7071",
+        ],
+    ),
+    "base": ((*LLAMA, "model.mup_base_dim=32"), ["base: 32 channels, heads of 8; this model is 1 x as wide"]),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_plan_says_what_has_which_factor(name: str) -> None:
+    """Catches: a table that is silent on mu-P, or that names a role with the factor of another."""
+    words, lines = PLANS[name]
+    assert list(mup_rows(planned(*words))) == [("mu-P", lines)]
+
+
+def test_a_plan_without_mup_says_nothing_of_it() -> None:
+    """Catches: a row that every plan has."""
+    assert not list(mup_rows(planned(*LLAMA)))
 
 
 def deviations(*words: str) -> dict[str, float]:

@@ -343,7 +343,7 @@ def test_what_is_no_regular_file_is_not_read(read: Callable[[Path], object], kin
         read(path)
 
 
-@pytest.mark.parametrize("name", ["config.toml", "plan.json", "environment.json", "events.jsonl", "metrics.csv"])
+@pytest.mark.parametrize("name", ["config.toml", "plan.json", "environment.json", "events.jsonl", "metrics.jsonl"])
 @pytest.mark.parametrize("kind", ["pipe", "endless", "/dev/zero"])
 def test_a_run_folder_with_a_file_that_never_ends_is_refused(name: str, kind: str, tmp_path: Path) -> None:
     path = make_run(tmp_path / "a", 2).path / name

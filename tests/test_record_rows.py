@@ -1,4 +1,4 @@
-"""In: run folders whose files of metrics are cut, empty, gone or garbage. Out: no row that one of the two has is lost.
+"""In: run folders whose files of metrics are cut, empty, gone or garbage. Out: metrics.csv copies metrics.jsonl.
 Does not train: test_train_gone does."""
 
 from __future__ import annotations
@@ -6,9 +6,14 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
+import signal
+import sys
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import count as count_from
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -73,42 +78,135 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "a line of garbage": more(b"\xff\xfe no row\n"),
     "rows of other steps": more(b"nonsense," * 15 + b"\n"),
 }
-AT_THE_END = ("torn", "zeros after a loss of power", "a line of garbage", "rows of other steps")
-"""Behind the step of the checkpoint: the rewind cuts it off."""
+AT_THE_END = ("torn", "zeros after a loss of power")
+"""A line that is not whole."""
+FEWER: dict[str, list[int]] = {
+    "half": list(range(1, ROWS // 2)),
+    "header torn": [],
+    "empty": [],
+    "emptied in the middle of the run": [1, *range(102, ROWS + 1)],
+    "without some lines": [step for step in range(1, ROWS + 1) if not 151 <= step <= 161],
+}
+"""The steps that metrics.jsonl has left."""
 
 
-@pytest.mark.parametrize("name", [METRICS_CSV, METRICS_JSONL])
+def whole(steps: Iterable[int]) -> list[dict[str, Any]]:
+    return [row(step) for step in steps]
+
+
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_resume_loses_no_row_that_one_of_the_files_has(tmp_path: Path, name: str, damage: str) -> None:
+def test_metrics_csv_is_written_again_from_metrics_jsonl(tmp_path: Path, damage: str) -> None:
+    """Catches a reader that needs metrics.csv, and a resume that leaves it as the damage left it."""
     run = make(tmp_path / "run")
-    DAMAGE[damage](run.path / name)
-    assert list(RunFolder.open(run.path).iter_metrics()) == [row(step) for step in range(1, ROWS + 1)]
-    RunFolder.open(run.path).rewind(ROWS - 10)
-    whole = [row(step) for step in range(1, ROWS - 9)]
-    assert rows_of(run.path) == (whole, whole)
+    DAMAGE[damage](run.path / METRICS_CSV)
+    assert RunFolder.open(run.path).read_metrics() == whole(range(1, ROWS + 1))
+    assert RunFolder.open(run.path).rewind(ROWS - 10) == 10
+    assert rows_of(run.path) == (whole(range(1, ROWS - 9)),) * 2
     again = RunFolder.open(run.path)
     again.metrics(row(ROWS - 9))
-    assert rows_of(run.path) == (again.read_metrics(),) * 2
-    (rewind, *mended) = run.read_events()
-    assert (rewind["kind"], rewind["dropped_rows"]) == ("rewind", 10)
-    assert [event["kind"] for event in mended] == ["mend"] * len(mended)
-    assert bool(mended) == (damage not in AT_THE_END)
+    assert rows_of(run.path) == (again.read_metrics(),) * 2 == (whole(range(1, ROWS - 8)),) * 2
+    assert [event["kind"] for event in run.read_events()] == ["rewind"]
 
 
-def test_where_both_files_lack_rows_both_have_those_of_either(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", AT_THE_END + tuple(FEWER))
+def test_what_metrics_jsonl_has_lost_metrics_csv_has_not_either(tmp_path: Path, damage: str) -> None:
+    """Catches two files with different rows, which no reader could believe."""
     run = make(tmp_path / "run")
-    without(1, 100)(run.path / METRICS_CSV)
-    cut(0.9)(run.path / METRICS_JSONL)
-    without(0, 49)(run.path / METRICS_JSONL)
-    run.rewind(ROWS)
-    whole = [row(step) for step in range(51, ROWS + 1)]
-    assert rows_of(run.path) == (whole, whole)
-    (event,) = run.read_events()
-    assert (event["kind"], event["csv_rows"]) == ("mend", ROWS - 100)
-    (run.path / METRICS_CSV).unlink()
+    DAMAGE[damage](run.path / METRICS_JSONL)
+    run.rewind(ROWS - 10)
+    left = [step for step in FEWER.get(damage, range(1, ROWS)) if step <= ROWS - 10]
+    assert rows_of(run.path) == (run.read_metrics(),) * 2 == (whole(left),) * 2
+
+
+@pytest.mark.parametrize("damage", ["a line of garbage", "rows of other steps"])
+def test_a_whole_line_at_the_end_that_is_no_row_is_not_deleted_in_silence(tmp_path: Path, damage: str) -> None:
+    """It may have been the row of a step before the checkpoint."""
+    run = make(tmp_path / "run")
+    DAMAGE[damage](run.path / METRICS_JSONL)
+    before = (run.path / METRICS_JSONL).read_bytes()
+    with pytest.raises(UserError, match=rf"metrics\.jsonl line {ROWS + 1}: not a row of 26 numbers"):
+        run.rewind(ROWS - 10)
+    assert (run.path / METRICS_JSONL).read_bytes() == before
+
+
+def test_rows_that_only_metrics_csv_has_are_not_deleted_in_silence(tmp_path: Path) -> None:
+    run = make(tmp_path / "run", 3)
     (run.path / METRICS_JSONL).unlink()
-    run.rewind(ROWS)
-    assert rows_of(run.path) == ([], [])
+    before = (run.path / METRICS_CSV).read_bytes()
+    acts = (run.read_metrics, lambda: run.rewind(1), lambda: run.metrics(row(4)), run.derive)
+    for act in acts:
+        with pytest.raises(UserError, match=r"csv: has rows, but metrics\.jsonl, of which it is a copy, is missing"):
+            act()
+    assert (run.path / METRICS_CSV).read_bytes() == before
+    (run.path / METRICS_CSV).unlink()
+    run.rewind(1)
+    run.metrics(row(2))
+    assert rows_of(run.path) == ([row(2)],) * 2
+
+
+CHANGE = ("writing.py", "durable.py")
+"""The files of codescent/base that open, cut and replace files. `append` of lines.py writes a row."""
+
+
+def killed_at(line: int, act: Callable[[], object]) -> bool:
+    """Whether a process that does `act` was killed before the given one of the lines of code that change files."""
+    left = line
+
+    def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
+        nonlocal left
+        if event == "call":
+            return trace if Path(frame.f_code.co_filename).name in CHANGE or frame.f_code.co_name == "append" else None
+        left -= event == "line"
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+
+    if not (pid := os.fork()):
+        sys.settrace(trace)
+        act()
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("damage", "apart"),
+    [("half", 13), *(pytest.param(name, 1, marks=pytest.mark.slow) for name in ("torn", "half", "gone", "whole"))],
+)
+def test_after_a_kill_at_any_line_of_code_a_resume_gives_both_files_the_same_rows(
+    tmp_path: Path, damage: str, apart: int
+) -> None:
+    """Real kills while metrics.csv is cut or replaced, and while rows are appended to both files."""
+    before = make(tmp_path / "before", 3).path
+    DAMAGE.get(damage, lambda path: None)(before / METRICS_CSV)
+
+    def resume(path: Path) -> None:
+        again = RunFolder.open(path)
+        again.rewind(2)
+        for step in (3, 4):
+            again.metrics(row(step))
+
+    for line in count_from(1, apart):
+        path = shutil.copytree(before, tmp_path / str(line))
+        if not killed_at(line, lambda path=path: resume(path)):
+            break
+        found = RunFolder.open(path).read_metrics()
+        assert found == whole(range(1, 5))[: max(2, len(found))]
+        resume(path)
+        assert rows_of(path) == (whole(range(1, 5)),) * 2
+    assert line > 100
+
+
+def test_a_line_of_metrics_jsonl_that_is_no_row_is_named_before_metrics_csv_is_replaced(tmp_path: Path) -> None:
+    run = make(tmp_path / "run", 9)
+    lines = (run.path / METRICS_JSONL).read_text().splitlines(keepends=True)
+    (run.path / METRICS_JSONL).write_text("".join([*lines[:3], "{}\n", *lines[4:]]))
+    with (run.path / METRICS_CSV).open("a") as file:
+        file.write("no row\n" * 2)
+    os.truncate(run.path / METRICS_CSV, 900)
+    before = (run.path / METRICS_CSV).read_bytes()
+    with pytest.raises(UserError, match=r"metrics\.jsonl line 4: not a row of 26 numbers \(no step\)"):
+        run.rewind(8)
+    assert (run.path / METRICS_CSV).read_bytes() == before
 
 
 def test_a_rewind_cuts_the_files_and_does_not_write_them_anew(tmp_path: Path) -> None:
@@ -129,7 +227,7 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
     assert size > 4_800_000
     for damage in (None, METRICS_CSV):
         if damage:
-            cut(0.5)(run.path / damage)
+            cut(0.5)(run.path / damage)  # it is written anew
         tracemalloc.start()
         again = RunFolder.open(run.path)
         again.rewind(7_900 if damage is None else 7_800)
@@ -155,8 +253,7 @@ def test_lines_read_from_the_end_are_those_read_from_the_beginning(tmp_path: Pat
 
 
 @pytest.mark.parametrize("damage", ["half", "header torn", "empty", "gone", "emptied in the middle of the run"])
-@pytest.mark.parametrize("name", [METRICS_CSV, METRICS_JSONL])
-def test_a_table_that_is_continued_loses_no_row(tmp_path: Path, name: str, damage: str) -> None:
+def test_a_table_that_is_continued_loses_no_row(tmp_path: Path, damage: str) -> None:
     """A user's own loop: no column need be a step, a number may be whole or not, and rows may be alike."""
     rows = [{"loss": 1 / (n // 2 + 1), "samples": n * 32, "later": None} for n in range(ROWS)]
     rows[3]["loss"], rows[4]["loss"] = float("inf"), float("nan")
@@ -164,7 +261,7 @@ def test_a_table_that_is_continued_loses_no_row(tmp_path: Path, name: str, damag
     for one in rows:
         table.append(one)
     before = {file: (tmp_path / file).read_text() for file in (METRICS_CSV, METRICS_JSONL)}
-    DAMAGE[damage](tmp_path / name)
+    DAMAGE[damage](tmp_path / METRICS_CSV)
     Table(tmp_path).append({"loss": 0.5, "samples": 7, "later": 1.25})
     assert (tmp_path / METRICS_CSV).read_text() == before[METRICS_CSV] + "0.5,7,1.25\n"
     assert (tmp_path / METRICS_JSONL).read_text() == before[METRICS_JSONL] + json_line(
@@ -188,13 +285,32 @@ def test_a_table_keeps_its_first_rows(tmp_path: Path, rows: int) -> None:
     assert len((tmp_path / METRICS_JSONL).read_text().splitlines()) == kept + 1
 
 
-def test_a_table_of_somebody_else_is_left_as_it_is(tmp_path: Path) -> None:
-    text = "step,note\n1,begun\n2,ended\n"
-    (tmp_path / METRICS_CSV).write_text(text)
-    with pytest.raises(UserError, match=r"metrics\.csv line 2: not a row of 2 numbers"):
+OTHERS = {
+    "csv alone": ({METRICS_CSV: "step,note\n1,begun\n2,ended\n"}, r"metrics\.csv: has rows, but metrics\.jsonl, "),
+    "words": (
+        {METRICS_CSV: "step,note\n1,begun\n2,ended\n", METRICS_JSONL: '{"step": 1, "note": "begun"}\n'},
+        r"metrics\.jsonl line 1: not a row of 2 numbers",
+    ),
+    "lists": ({METRICS_CSV: "a\n1\n2\n", METRICS_JSONL: "[1]\n"}, r"metrics\.jsonl line 1: not a row of 0 numbers"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_table_of_somebody_else_is_left_as_it_is(tmp_path: Path, name: str) -> None:
+    files, said = OTHERS[name]
+    for file, text in files.items():
+        (tmp_path / file).write_text(text)
+    with pytest.raises(UserError, match=said):
         Table(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [METRICS_CSV]
-    assert (tmp_path / METRICS_CSV).read_text() == text
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == files
+
+
+def test_a_table_without_rows_has_the_columns_of_its_next_row(tmp_path: Path) -> None:
+    Table(tmp_path).append({"a": 1})
+    Table(tmp_path).keep(0)
+    Table(tmp_path).append({"b": 2})
+    assert (tmp_path / METRICS_CSV).read_text() == "b\n2\n"
+    assert (tmp_path / METRICS_JSONL).read_text() == '{"b": 2}\n'
 
 
 def test_a_run_goes_on_in_a_folder_that_is_renamed(tmp_path: Path) -> None:

@@ -145,7 +145,8 @@ def test_no_bound_is_above_a_price(model: str, ranks: int, cluster: str, number:
         options = {key: value for factor in factors for key, value in chosen.choice(factor).items()}
         layout = LayoutChoice(frame, options)
         found, scheduled = search.found(layout), search.bounds.scheduled(frame, options)
-        bounds_s = [search.bounds.least_s(frame, options), scheduled.computing_s, scheduled.step_s(frame, options),
+        bounds_s = [search.bounds.least_s(frame, options), scheduled.computing_s,
+                    scheduled.busy_s(frame, options), scheduled.step_s(frame, options),
                     search.bounds.step_s(frame, options), search.closest_s(layout)]  # fmt: skip
         assert max(bounds_s) <= found.price.step_s * (1 + 1e-9), (layout, bounds_s, found.price.step_s)
         assert scheduled.kept_bytes <= scheduled.bytes(frame, options) <= found.memory.total * (1 + 1e-9), layout

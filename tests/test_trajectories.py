@@ -155,3 +155,24 @@ def test_a_program_that_cannot_write_the_table_leaves_the_old_one(
     with pytest.raises(AssertionError, match="add them to NEVER"):
         trajectories.main([], table)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"table.csv": "old"}
+
+
+MUP = ("model.mup_base_dim=10", "model.mup_base_head_dim=3")
+MUP_QUICK = [("masked", "pp=2 tp=2", "fp64")]
+MUP_SLOW = [
+    *((task, "dp_shard=3", "fp64") for task in TASKS if task not in ("tensors", "gpt2", "responses")),
+    *((task, "tp=2", "fp64") for task in ("encoder-decoder", "answers", "llama")),
+    *((task, "pp=2", "fp64") for task in ("encoder-decoder", "masked", "llama")),
+    ("llama", "cp=2", "fp64"),
+    ("gpt2", "cp=4 context=all-gather", "fp64"),
+    *((task, "dp_shard=2 tp=2", "bf16") for task in ("llama", "masked", "encoder-decoder")),
+    ("llama", "cp=2 tp=2", "bf16"),
+]
+
+
+@pytest.mark.parametrize(
+    ("task", "layout", "precision"), [*MUP_QUICK, *(pytest.param(*one, marks=pytest.mark.slow) for one in MUP_SLOW)]
+)
+def test_mup_walks_it(runs: Runs, task: str, layout: str, precision: str) -> None:
+    row = dict(zip(FACTORS, (task, layout, precision, "none", "0", "2"), strict=True))
+    walk(runs, row, LAYOUTS[layout], *MUP)

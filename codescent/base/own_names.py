@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from codescent.base.errors import UserError
 from codescent.base.reading import read_bytes, read_text
+from codescent.base.returned import check_methods
 from codescent.base.secret import without_user
 
 PLAN_FILE = "plan.json"
@@ -174,8 +175,9 @@ def object_of(key: str, name: str, kind: type[T]) -> T:
 
 
 def instance(key: str, name: str, base: type[T], needs: Sequence[str] = ()) -> T:
-    """An object of the class of a name, made without arguments, the same one each time. Raises UserError: see
-    `subclass`; it cannot be made; an attribute has another type than that of the base class."""
+    """An object of the class of a name, made without arguments, the same one each time. What its methods return is
+    checked (returned.py). Raises UserError: see `subclass`; it cannot be made; an attribute has another type than that
+    of the base class, a method other arguments."""
     found = subclass(key, name, base, needs)
     if found not in _made:
         try:
@@ -185,15 +187,13 @@ def instance(key: str, name: str, base: type[T], needs: Sequence[str] = ()) -> T
         if wrong := [*_mistyped(_made[found], base)]:
             del _made[found]
             raise UserError(*(f"{key} = {name}: {one}: see codescent docs own_names" for one in wrong))
+        try:
+            check_methods(_made[found], base, f"{key} = {name}")
+        except UserError:
+            del _made[found]
+            raise
     made: T = _made[found]
     return made
-
-
-def listed(what: str, found: object) -> list[Any]:
-    """What a method of users' code gives. Raises UserError: it gives nothing that could be walked through."""
-    if not isinstance(found, Iterable) or isinstance(found, str):
-        raise UserError(f"{what} returns a {type(found).__name__}; must be an iterator: yield each problem")
-    return list(found)
 
 
 def _mistyped(made: object, base: type) -> Iterator[str]:

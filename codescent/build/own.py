@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from codescent.base.errors import UserError
-from codescent.base.own_names import is_own_name, listed
+from codescent.base.own_names import is_own_name
 from codescent.config.optimizer import Optimizer
 from codescent.config.rate_schedules import RateSchedule, learning_rate, of_optimizer, unread
 from codescent.config.update_rules import KEY, own_rule
@@ -32,7 +32,7 @@ def _of_rule(optimizer: Optimizer) -> Iterator[str]:
     """Problems of an update rule of the user: its name, and what it refuses."""
     try:
         rule = own_rule(optimizer)
-        refused = [] if rule is None else listed(f"{KEY} = {optimizer.kind}: refuse", rule.refuse(optimizer))
+        refused = [] if rule is None else list(rule.refuse(optimizer))
         yield from (f"{KEY} = {optimizer.kind}: {problem}" for problem in refused)
     except UserError as error:
         yield from error.problems
@@ -46,11 +46,11 @@ def _of_schedule(config: Config) -> Iterator[str]:
     try:
         schedule = of_optimizer(optimizer)
         num_steps = train.num_steps if train.num_epochs is None else None  # None: unknown before the data is prepared
-        found = listed(f"optimizer.schedule = {optimizer.schedule}: refuse", schedule.refuse(optimizer, num_steps))
-        if wrong := [one for one in found if not (isinstance(one, tuple) and len(one) == 2 and one[0])]:
+        found = list(schedule.refuse(optimizer, num_steps))
+        if without := [problem for keys, problem in found if not keys]:
             raise UserError(
-                f"optimizer.schedule = {optimizer.schedule}: refuse gives {wrong[0]!r}; must be the keys and the "
-                'problem, such as ("optimizer.warmup_steps",), "must be 7"'
+                f"optimizer.schedule = {optimizer.schedule}: refuse gives no key for {without[0]!r}; must be the keys "
+                'and the problem, such as ("optimizer.warmup_steps",), "must be 7"'
             )
         refused = [f"{keys[0]}: {problem}" for keys, problem in found]
         yield from refused

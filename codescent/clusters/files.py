@@ -5,22 +5,21 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
-
-from pydantic import ValidationError
 
 from codescent.base.errors import UserError
 from codescent.clusters.cluster import Cluster, Software
 from codescent.clusters.described import LINKS, cluster_of, from_spec, problems_of, spec_named
-from codescent.clusters.read import SPEC, ClusterFile, read_chain, shipped_clusters, unknown_key
+from codescent.clusters.read import CLUSTERS, SPEC, ClusterFile, content_of, shipped_clusters, unknown_key
 from codescent.clusters.sections import FROM_SPEC, SECTIONS, SOFTWARE, WHAT, SoftwareKeys, TopKeys, known_key
-from codescent.config.given import Given, override_value, shown, value_problem
+from codescent.config.given import Given, Problem, read_override, shown, wrong_values
 from codescent.config.keys import AUTO, Section
+from codescent.config.words import Key
 
 __all__ = ["OWN", "load_cluster", "shipped_clusters", "software_of"]
 
-COMMAND_LINE = "command line"
 LINK_KEYS = tuple(f"links.{name}" for name in LINKS)
 OWN = "codescent"
 """The software of a file that is this product."""
@@ -36,18 +35,18 @@ def load_cluster(name: Path | str, changes: Sequence[str] = ()) -> Cluster:
     Raises:
         UserError: all problems of all files and changes, each with its origin and what would be right.
     """
-    problems: list[str] = []
-    chain = read_chain(name, problems)
+    problems: list[Problem] = []
+    files = CLUSTERS.read(name, problems)
+    not_read = bool(problems)
+    chain = [content_of(file, problems) for file in files]
     known = {full.split(".")[1] for file in chain for full in file.values if full.startswith(f"{SOFTWARE}.")}
     chain.append(_changed(changes, known, problems))
-    if len(chain) == 1:  # no file could be read
-        raise UserError(*dict.fromkeys(problems))
-    merged = chain[0]
-    for file in chain[1:]:
-        merged = _on_top(merged, file)
+    if not_read:
+        raise UserError(*dict.fromkeys(map(str, problems)))
+    merged = reduce(_on_top, chain)
     checked = _Checked(str(name), merged.values, problems)
     if problems:
-        raise UserError(*dict.fromkeys(problems))
+        raise UserError(*dict.fromkeys(map(str, problems)))
     sources = {**checked.published, **merged.sources}
     return cluster_of(Path(name).stem, checked.values, checked.software, sources)
 
@@ -61,31 +60,29 @@ def software_of(cluster: Cluster, name: str | None = None) -> Software:
         return cluster.software.get(OWN, Software())
     if name in cluster.software:
         return cluster.software[name]
-    known = sorted({OWN, *cluster.software})
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+    hint = _near_software(name, {OWN, *cluster.software})
     raise UserError(f"cluster {cluster.name}: software {shown(name)}: the file has none of this name; {hint}")
 
 
-def _changed(changes: Sequence[str], known: set[str], problems: list[str]) -> ClusterFile:
+def _changed(changes: Sequence[str], known: set[str], problems: list[Problem]) -> ClusterFile:
     """What-ifs as if they were a file. `known`: names of software."""
+
+    def key_of(name: str) -> Key | str:
+        if (key := known_key(name)) is None:
+            return unknown_key(name)
+        if not (software := name.split(".")[1:-1]) or software[0] in {OWN, *known}:
+            return key
+        return f"the file has no software {shown(software[0])}; {_near_software(software[0], {OWN, *known})}"
+
     found = ClusterFile({}, {})
     for change in changes:
-        name, equals, text = (part.strip() for part in change.partition("="))
-        key = known_key(name)
-        if not equals:
-            problem = "write KEY=VALUE, such as links.between=50GB/s,5us"
-        elif key is None:
-            problem = unknown_key(name)
-        elif (software := name.split(".")[1:-1]) and software[0] not in {OWN, *known}:
-            near = difflib.get_close_matches(software[0], {OWN, *known}, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted({OWN, *known}))}"
-            problem = f"the file has no software {shown(software[0])}; {hint}"
-        else:
-            found.values[name] = Given(override_value(text, key), COMMAND_LINE)
-            continue
-        problems.append(f"{COMMAND_LINE}: {name}: {problem}")
+        found.values.update(read_override(change, key_of, "links.between=50GB/s,5us", problems))
     return found
+
+
+def _near_software(name: str, known: set[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known))}"
 
 
 def _on_top(below: ClusterFile, file: ClusterFile) -> ClusterFile:
@@ -102,6 +99,12 @@ def _on_top(below: ClusterFile, file: ClusterFile) -> ClusterFile:
     return ClusterFile(values, {**sources, **lines, **file.sources})
 
 
+def _described(name: str) -> Key:
+    key = known_key(name)
+    assert key is not None
+    return key
+
+
 class _Checked:
     """The values of a cluster: checked, with defaults, and with those of a published device.
 
@@ -111,7 +114,7 @@ class _Checked:
         published: the source of each value that is of a published device.
     """
 
-    def __init__(self, where: str, given: Mapping[str, Given], problems: list[str]) -> None:
+    def __init__(self, where: str, given: Mapping[str, Given], problems: list[Problem]) -> None:
         self._where, self._given, self._problems = where, given, problems
         self._wrong: set[str] = set()
         self.values = self._section("", TopKeys)
@@ -125,35 +128,25 @@ class _Checked:
         self.published = self._publish()
         if SPEC not in self._wrong:
             missing = [(name, text) for name, text in problems_of(self.values) if name not in self._wrong]
-            problems += [f"{where}: {name}: {text}" for name, text in missing]
+            problems += [Problem(where, name, text) for name, text in missing]
 
     def _refuse(self, name: str, text: str) -> None:
         origin = self._given[name].origin if name in self._given else self._where
         self._wrong.add(name)
-        self._problems.append(f"{origin}: {name}: {text}")
+        self._problems.append(Problem(origin, name, text))
 
     def _section(self, section: str, model: type[Section]) -> dict[str, Any]:
         """The values of a section by their whole names. Each wrong one is a problem, and has none."""
-        names = {f"{section}.{key}" if section else key: key for key in model.model_fields}
-        values = {key: self._given[name].value for name, key in names.items() if name in self._given}
-        full = {key: name for name, key in names.items()}
-        wrong = {key for key, value in values.items() if isinstance(value, int) and not -(2**63) <= value < 2**63}
-        for key in wrong:
-            self._refuse(full[key], f"given {shown(values[key])}; a whole number has at most 64 bits")
-        try:
-            checked = model.model_validate({key: value for key, value in values.items() if key not in wrong})
-        except ValidationError as error:
-            details = {str(detail["loc"][0]): detail for detail in reversed(error.errors(include_url=False))}
-            for key in [key for key in names.values() if key in details and key not in wrong]:
-                described = known_key(full[key])
-                assert described is not None
-                if key not in values:
-                    self._refuse(full[key], f"is missing: {described.description}")
-                else:
-                    reason = details[key].get("ctx", {}).get("error")
-                    self._refuse(full[key], value_problem(values[key], described, reason))
-            return {full[key]: value for key, value in values.items() if key not in {*details, *wrong, AUTO}}
-        return {full[key]: value for key, value in checked.model_dump().items() if value is not None}
+        full = {key: f"{section}.{key}" if section else key for key in model.model_fields}
+        values = {key: self._given[name].value for key, name in full.items() if name in self._given}
+        wrong = wrong_values(model, values, lambda key: _described(full[key]))
+        for key, text in wrong.items():
+            self._refuse(full[key], text)
+        if wrong:
+            return {full[key]: value for key, value in values.items() if key not in {*wrong, AUTO}}
+        return {
+            full[key]: value for key, value in model.model_validate(values).model_dump().items() if value is not None
+        }
 
     def _publish(self) -> dict[str, str]:
         """Add what a published device says and the file does not. Returns its source for each value."""

@@ -1,4 +1,4 @@
-"""In: the name of a shipped cluster or the path of a file. Out: its values by key, with their lines, and their sources.
+"""In: a cluster file. Out: its values by key, with their lines, and their sources; which clusters are shipped.
 Does not check values and does not make a cluster (files.py does)."""
 
 from __future__ import annotations
@@ -10,16 +10,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from codescent.base.errors import UserError
-from codescent.base.home import expanded
 from codescent.base.visible import is_one_line
 from codescent.clusters.sections import KEYS, SECTIONS, SOFTWARE, SOFTWARE_KEYS, SOURCES, known_key
-from codescent.config.given import Given, shown
-from codescent.config.toml_file import read_toml
+from codescent.config.given import Given, Problem, shown
+from codescent.config.named_files import NamedFiles, TomlFile
 
 _NAME = re.compile(r"[\w-]+", re.ASCII)
 _LAST = {key.rpartition(".")[2]: [key] for key in KEYS}
-BASE = "base"
 SPEC = "device.spec"
 
 
@@ -41,80 +38,22 @@ def shipped_clusters() -> dict[str, Path]:
     return {path.stem: path for path in sorted((Path(__file__).parent / "presets").glob("*.toml"))}
 
 
-def find_cluster(name: Path | str) -> Path:
-    """The file that a name or a path means. Raises UserError, with the nearest name: there is none."""
-    path, own = expanded(name), shipped_clusters()
-    if not str(name).strip():
-        raise UserError(f"cluster {shown(str(name))}: give a name or a file; the shipped clusters are {', '.join(own)}")
-    try:
-        if path.is_file():
-            return path
-        if path.name == str(path) and path.suffix in ("", ".toml") and path.stem in own:
-            return own[path.stem]
-        is_there = path.exists()
-        siblings = sorted(filter(Path.is_file, path.parent.glob("*.toml"))) if path.parent.is_dir() else []
-    except (OSError, ValueError) as error:  # a name that is too long; a NUL in it
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"cluster {shown(str(name))}: {reason}; give the name of a cluster, or a file") from error
-    if is_there:
-        raise UserError(f"cluster {shown(str(name))}: is no regular file; give a TOML file")
-    names = {sibling.stem: str(sibling) for sibling in siblings} | {stem: stem for stem in own}
-    near = difflib.get_close_matches(path.stem.lower().replace("_", "-"), names, n=1, cutoff=0.5)
-    hint = f"did you mean {names[near[0]]}?" if near else f"the shipped clusters are {', '.join(own)}"
-    raise UserError(f"cluster {shown(str(name))}: there is no such file and no shipped cluster of this name; {hint}")
+CLUSTERS = NamedFiles(
+    shipped_clusters, lambda: f"the shipped clusters are {', '.join(shipped_clusters())}", option="cluster"
+)
 
 
-def read_chain(name: Path | str, problems: list[str]) -> list[ClusterFile]:
-    """A file and those below it (`base`), the last base first. What is wrong is added to `problems`."""
-    chain: list[ClusterFile] = []
-    seen: dict[Path, str] = {}
-    wanted: Path | str | None = name
-    origin = ""
-    while wanted is not None:
-        try:
-            file = find_cluster(wanted)
-            if file.resolve() in seen:
-                raise UserError(f"{file} is its own base: {' -> '.join([*seen.values(), str(file)])}")
-            seen[file.resolve()] = str(file)
-            table, lines = read_toml(file)
-        except UserError as error:
-            problems += [f"{origin}{text}" for text in error.problems]
-            return []
-        base = table.pop(BASE, None)
-        origin = f"{_at(file, lines.get((BASE,)))}: {BASE}: "
-        if base is not None and not (isinstance(base, str) and base.strip()):
-            problems.append(f"{origin}given {shown(base)}; must be the name of a cluster or a path, in quotes")
-            return []
-        chain.insert(0, _content(table, file, lines, problems))
-        wanted = None if base is None else _base(file, base)
-    return chain
-
-
-def _base(file: Path, base: str) -> Path | str:
-    """A path is relative to the file; without such a file it is the name of a shipped cluster."""
-    found = file.parent / base
-    return base if base.startswith("~") or (base in shipped_clusters() and not found.is_file()) else found
-
-
-def _at(file: Path, line: int | None) -> str:
-    own = file in shipped_clusters().values()
-    return f"{file.name if own else file}{'' if line is None else f':{line}'}{' (shipped)' * own}"
-
-
-def _content(
-    table: Mapping[str, Any], file: Path, lines: Mapping[tuple[str, ...], int], problems: list[str]
-) -> ClusterFile:
+def content_of(file: TomlFile, problems: list[Problem]) -> ClusterFile:
     """The known keys of a file, and its sources. All others are added to `problems`."""
     content = ClusterFile({}, {})
-    for path, value in _leaves(table):
+    for path, value in _leaves(file.table):
         full = ".".join(path)
-        line = next((lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in lines), None)
         if problem := _source_problem(path, value) if path[0] == SOURCES else _key_problem(path, value):
-            problems.append(f"{_at(file, line)}: {full}: {problem}")
+            problems.append(Problem(file.origin(*path), full, problem))
         elif path[0] == SOURCES:
             content.sources[full.removeprefix(f"{SOURCES}.")] = value
         else:
-            content.values[full] = Given(value, _at(file, line))
+            content.values[full] = Given(value, file.origin(*path))
     return content
 
 

@@ -40,7 +40,10 @@ def values_of(config: Config, keys: Iterable[str]) -> dict[str, Any]:
 
 
 def is_default(config: Config, key: str) -> bool:
-    """Whether a key has its default: then nobody has asked for an effect."""
+    """Whether a key has its default: then nobody has asked for an effect. The default of a place in the mixture is that
+    it is not given."""
+    if place_of(key) is not None:
+        return value_of(config, key) is None
     section, name = key.split(".")
     return bool(value_of(config, key) == SECTIONS[section].model_fields[name].default)
 

@@ -1,5 +1,5 @@
-"""In: a value that a file or a command line gives for a key. Out: the value as Python data; what is wrong with it.
-Does not know which keys there are and reads no file (load.py and jobs/site.py do)."""
+"""In: values that files and a command line give for keys. Out: the values as Python data; what is wrong with them.
+Does not know which keys there are and reads no file (named_files.py does)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,16 @@ import difflib
 import math
 import re
 import tomllib
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from pydantic import ValidationError
+
+from codescent.base.secret import secret_in
+from codescent.config.keys import Section
 from codescent.config.words import Key, toml_value
+
+COMMAND_LINE = "command line"
 
 
 class Given(NamedTuple):
@@ -18,6 +25,54 @@ class Given(NamedTuple):
 
     value: Any
     origin: str
+
+
+class Problem(NamedTuple):
+    """What is wrong, and where. `key` is empty if it is wrong with a whole file."""
+
+    origin: str
+    key: str
+    text: str
+
+    def __str__(self) -> str:
+        return ": ".join(filter(None, self))
+
+
+def read_override(
+    override: str, key_of: Callable[[str], Key | str], example: str, problems: list[Problem]
+) -> dict[str, Given]:
+    """The value of an override section.key=value by its key; empty, and a problem more: it is wrong.
+
+    Args:
+        key_of: the key of a name, or what is wrong with the name.
+        example: an override, for the message.
+    """
+    name, equals, text = (part.strip() for part in override.partition("="))
+    key = key_of(name) if equals else f"not an override; write section.key=value, such as {example}"
+    if isinstance(key, Key):
+        return {name: Given(override_value(text, key), COMMAND_LINE)}
+    problems.append(Problem(COMMAND_LINE, name if equals else override, key))
+    return {}
+
+
+def wrong_values(model: type[Section], values: Mapping[str, Any], key_of: Callable[[str], Key]) -> dict[str, str]:
+    """What is wrong with the values of a section, by name. A key that must be given and is not is wrong, too."""
+    wrong = {
+        name: f"given {shown(value)}; a whole number has at most 64 bits"
+        for name, value in values.items()
+        if isinstance(value, int) and not -(2**63) <= value < 2**63
+    }
+    try:
+        model.model_validate({name: value for name, value in values.items() if name not in wrong})
+    except ValidationError as error:
+        found = [(detail, str(detail.get("ctx", {}).get("error", ""))) for detail in error.errors(include_url=False)]
+        for detail, reason in sorted(found, key=lambda one: not one[1]):  # of a union: first what has a reason
+            name = str(detail["loc"][0])
+            key = key_of(name)
+            missing = f"is missing: {key.description}"
+            text = value_problem(values[name], key, reason or None) if name in values else missing
+            wrong.setdefault(name, f'given "..."; must be a {key.wanted}' if secret_in(text) else text)
+    return wrong
 
 
 def override_value(text: str, key: Key) -> Any:
@@ -55,10 +110,12 @@ def value_problem(value: Any, key: Key, reason: object) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as TOML, at most 80 characters."""
+    """A value as TOML, at most 80 characters; without what looks like a secret."""
     if isinstance(value, dict):
         return "a table"
     if isinstance(value, list):
         return "a list"
     text = toml_value(value)
+    if secret_in(text):
+        return '"..."'
     return text if len(text) <= 80 else f"{text[:77]}..."

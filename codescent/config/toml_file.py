@@ -11,7 +11,7 @@ from typing import Any
 
 from codescent.base.errors import UserError
 from codescent.base.reading import read_bytes
-from codescent.base.secret import is_secret_name, secret_of
+from codescent.base.secret import is_secret_name, secret_in
 
 MOST_BYTES = 1 << 20
 """A larger file is no config. A part of what tomllib does takes the square of the length of a key."""
@@ -94,7 +94,7 @@ def _has_secret(lines: Sequence[str]) -> bool:
     begins = [number for number, line in enumerate(lines) if KEY.match(line)]
     statement = lines[begins[-1] if begins else 0 :]
     words = (word for line in statement for word in re.findall(r"\w[\w-]*", line))
-    return any(map(is_secret_name, words)) or any(map(secret_of, statement))
+    return any(map(is_secret_name, words)) or any(map(secret_in, statement))
 
 
 def _lines_of_keys(text: str) -> dict[tuple[str, ...], int]:

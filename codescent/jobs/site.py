@@ -10,23 +10,24 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, ValidationError
+from pydantic import AfterValidator
 
 from codescent.base.errors import UserError
-from codescent.base.home import expanded
-from codescent.config.given import Given, override_value, shown, value_problem
+from codescent.base.secret import is_secret_name, warnings
+from codescent.config.given import Given, Problem, read_override, wrong_values
 from codescent.config.keys import Section, Text, TextOrPath, auto, key
-from codescent.config.toml_file import read_toml
+from codescent.config.named_files import NamedFiles, TomlFile
 from codescent.config.words import Key, key_of, toml_value
 from codescent.jobs.device import device_of
-from codescent.jobs.secrets import secret_in, secret_key
 
 SECTION = "site"
 FOLDER = Path("sites")
 """A site NAME is the file NAME.toml in this folder, below the working directory."""
-COMMAND_LINE, DEFAULT = "command line", "default"
+DEFAULT = "default"
+ARE_WORDS = {"container", "launcher"}
+"""Keys whose strings are the words of one command, and not lines."""
 LIMIT = re.compile(r"(?:(\d{1,5})-)?(\d{1,7}):([0-5]\d):([0-5]\d)", re.ASCII)
 NONE = "none"
 """Value of `devices`: ranks compute on CPUs."""
@@ -175,6 +176,16 @@ class LoadedSite:
         """The names of the keys that somebody gave, without "site."."""
         return [name for name in Site.model_fields if self.origins[f"{SECTION}.{name}"] != DEFAULT]
 
+    def secrets(self) -> Iterator[str]:
+        """A sentence for each value that looks like a secret."""
+        values = {name: getattr(self.site, name) for name in self.given()}
+        texts = {
+            name: (" " if name in ARE_WORDS else "\n").join(value) if isinstance(value, list) else str(value)
+            for name, value in values.items()
+        }
+        where = ((f"{self.origins[f'{SECTION}.{name}']}: {SECTION}.{name}", text) for name, text in texts.items())
+        return warnings(where, "scripts and site files are")
+
     def rows(self) -> list[tuple[str, str, str]]:
         """Each key with its value as TOML and its origin."""
         return [(name, toml_value(getattr(self.site, of.name)), self.origins[name]) for name, of in KEYS.items()]
@@ -185,104 +196,70 @@ def load_site(name: str | None, overrides: Sequence[str] = ()) -> LoadedSite:
 
     Args:
         name: of a site, which is sites/NAME.toml, or the path of a file: its keys are at the top, or in [site], where
-            other sections are not read. None: no file.
+            other sections are not read. It may stand on another one (`base`). None: no file.
         overrides: a value is TOML; a string needs no quotes.
 
     Raises:
         UserError: all problems of the file and the overrides, each with its origin and the correct form.
     """
-    problems: list[str] = []
-    given = dict(_from_file(name, problems)) if name is not None else {}
+    problems: list[Problem] = []
+    given: dict[str, Given] = {}
+    for file in SITES.read(name, problems) if name is not None else ():
+        given |= dict(_values(file, problems))
     for override in overrides:
-        given |= _from_override(override, problems)
-    are_words = dict.fromkeys(("site.container", "site.launcher"), True)
-    secrets = {
-        name: said
-        for name, one in given.items()
-        if (said := secret_in(one.value, are_words=are_words.get(name, False)))
-    }
-    problems += [f"{given[name].origin}: {name}: {said}" for name, said in secrets.items()]
-    site = _validate({name: one for name, one in given.items() if name not in secrets}, problems)  # shows values
+        given |= read_override(override, _key_of, "site.time=04:00:00", problems)
+    values = {full.removeprefix(f"{SECTION}."): one.value for full, one in given.items()}
+    wrong = wrong_values(Site, values, lambda key: KEYS[f"{SECTION}.{key}"])
+    problems += [Problem(given[f"{SECTION}.{key}"].origin, f"{SECTION}.{key}", text) for key, text in wrong.items()]
     if problems:
-        raise UserError(*dict.fromkeys(problems))
-    origins = {name: given[name].origin if name in given else DEFAULT for name in KEYS}
-    return LoadedSite(site, origins)
+        raise UserError(*dict.fromkeys(map(str, problems)))
+    origins = {full: given[full].origin if full in given else DEFAULT for full in KEYS}
+    return LoadedSite(Site.model_validate(values), origins)
 
 
-def _from_file(site: str, problems: list[str]) -> Iterator[tuple[str, Given]]:
-    """The values of a site file by "site.key"."""
-    try:
-        file = _find(site)
-        table, lines = read_toml(file)
-    except UserError as error:
-        problems += error.problems
-        return
+def _sites() -> Mapping[str, Path]:
+    return {path.stem: path for path in sorted(FOLDER.glob("*.toml"))} if FOLDER.is_dir() else {}
+
+
+def _others() -> str:
+    if names := _sites():
+        return f"the sites in {FOLDER}/ are {', '.join(names)}"
+    return f"write {FOLDER}/NAME.toml (its keys: codescent docs sites), or give the path of a file"
+
+
+SITES = NamedFiles(_sites, _others, option="--site", are_shipped=False)
+
+
+def _values(file: TomlFile, problems: list[Problem]) -> Iterator[tuple[str, Given]]:
+    """The values of a site file by "site.key". All others are added to `problems`."""
+    table = file.table
     within = isinstance(table.get(SECTION), dict)
     if not within and (sections := [f"[{name}]" for name, value in table.items() if isinstance(value, dict)]):
-        problems.append(f"{file}: has {', '.join(sections)}, and no section [{SECTION}]; give the file of a site")
+        what = f"has {', '.join(sections)}, and no section [{SECTION}]; give the file of a site"
+        problems.append(Problem(file.origin(), "", what))
         return
     for name in [name for name, value in table.items() if within and not isinstance(value, dict)]:
-        where = f"{file}:{lines[(name,)]}" if (name,) in lines else str(file)
-        problems.append(f"{where}: {name}: stands above all sections, where nothing is read; move it into [{SECTION}]")
-    for key_name, value in (table[SECTION] if within else table).items():
-        path = (SECTION, key_name) if within else (key_name,)
-        origin = f"{file}:{lines[path]}" if path in lines else str(file)
-        full = f"{SECTION}.{key_name}"
+        what = f"stands above all sections, where nothing is read; move it into [{SECTION}]"
+        problems.append(Problem(file.origin(name), name, what))
+    for name, value in (table[SECTION] if within else table).items():
+        full = f"{SECTION}.{name}"
+        origin = file.origin(SECTION, name) if within else file.origin(name)
         if full in KEYS:
             yield full, Given(value, origin)
         else:
-            problems.append(f"{origin}: {full}: {_unknown(key_name)}")
+            problems.append(Problem(origin, full, _unknown(name)))
 
 
-def _find(name: str) -> Path:
-    path = expanded(name)
-    found = FOLDER / f"{name}.toml"
-    if path.suffix == ".toml" or "/" in name:
-        found = path
-    try:
-        if found.is_file():
-            return found
-    except OSError as error:  # such as a name that is too long
-        raise UserError(f"--site {shown(name)}: {error.strerror}; give the name of a site, or a file") from error
-    names = sorted(one.stem for one in FOLDER.glob("*.toml")) if FOLDER.is_dir() else []
-    near = difflib.get_close_matches(name, names, n=1)
-    known = f"did you mean {near[0]}?" if near else f"the sites are {', '.join(names)}" if names else (
-        f"write {FOLDER}/NAME.toml (its keys: codescent docs sites), or give the path of a file"
-    )  # fmt: skip
-    raise UserError(f"--site {name}: there is no file {found}; {known}")
-
-
-def _from_override(override: str, problems: list[str]) -> dict[str, Given]:
-    name, equals, text = (part.strip() for part in override.partition("="))
-    if equals and name in KEYS:
-        return {name: Given(override_value(text, KEYS[name]), COMMAND_LINE)}
-    wrong = _unknown(name.removeprefix(f"{SECTION}.")) if equals else "write site.key=value, such as site.time=04:00:00"
-    problems.append(f"{COMMAND_LINE}: {name}: {wrong}")
-    return {}
+def _key_of(name: str) -> Key | str:
+    return KEYS.get(name) or _unknown(name.removeprefix(f"{SECTION}."))
 
 
 def _unknown(name: str) -> str:
-    if secret_key(name):
+    if is_secret_name(name):
         return "a site file is read by many: it has no secrets; export a variable where you start the command"
     near = difflib.get_close_matches(name.lower().replace("-", "_"), Site.model_fields, n=1)
     hint = f"did you mean {SECTION}.{near[0]}?" if near else f"the keys are {', '.join(Site.model_fields)}"
     return f"unknown key of a site; {hint}"
-
-
-def _validate(given: Mapping[str, Given], problems: list[str]) -> Site:
-    """Build the site. Each wrong value is added to `problems`, and its key gets the default."""
-    values: dict[str, Any] = {name.removeprefix(f"{SECTION}."): one.value for name, one in given.items()}
-    try:
-        return Site.model_validate(values)
-    except ValidationError as error:
-        wrong: dict[str, str] = {}
-        for detail in error.errors(include_url=False):
-            name = str(detail["loc"][0])
-            reason = detail.get("ctx", {}).get("error")
-            wrong.setdefault(name, value_problem(values[name], KEYS[f"{SECTION}.{name}"], reason))
-    for name, text in wrong.items():
-        problems.append(f"{given[f'{SECTION}.{name}'].origin}: {SECTION}.{name}: {text}")
-    return Site.model_validate({name: value for name, value in values.items() if name not in wrong})
 
 
 def in_environment(loaded: LoadedSite) -> Site:

@@ -17,7 +17,7 @@ from codescent.models.llama.declare import KIND as LLAMA
 from codescent.models.lora.declare import adapted, is_adapter
 from codescent.models.mup import rate_factor as mup_rate_factor
 from codescent.models.mup import scaled
-from codescent.models.own import ModelKind, build_own, own_kind, refuse_sizes
+from codescent.models.own import ModelKind, build_own, check_declared, check_flops, own_kind, refuse_sizes
 from codescent.models.shape import Kind
 from codescent.models.shape import Shape as Shape
 from codescent.models.transformer.declare import KIND as TRANSFORMER
@@ -140,7 +140,10 @@ def shape_of(
 
 def parameters_of(kind: str, shape: Shape, lora: Lora | None = None) -> tuple[Parameter, ...]:
     """Every parameter, in forward order; the adapters of a layer follow its own parameters."""
-    return adapted(tuple(scaled(_known(kind).parameters(shape), shape.growth)), lora)
+    parameters = tuple(scaled(_known(kind).parameters(shape), shape.growth))
+    if is_own_name(kind):
+        check_declared(kind, shape, parameters)
+    return adapted(parameters, lora)
 
 
 def rate_factor(facts: ModelFacts, tensor: TensorPlan, update: Mapping[str, Scalar]) -> float:
@@ -151,6 +154,8 @@ def rate_factor(facts: ModelFacts, tensor: TensorPlan, update: Mapping[str, Scal
 def forward_flops(kind: str, shape: Shape, seq_len: int, lora: Lora | None = None) -> tuple[float, ...]:
     """FLOPs of a forward pass per token, at each depth (see `Parameter.depths`). An adapter adds 2 per element."""
     flops = list(_known(kind).forward_flops(shape, seq_len))
+    if is_own_name(kind):
+        check_flops(kind, shape, flops)
     for adapter in parameters_of(kind, shape, lora) if lora is not None else ():
         if is_adapter(adapter):
             flops[adapter.depths[0]] += 2.0 * adapter.numel

@@ -36,18 +36,21 @@ SAME = Growth()
 
 
 def scaled(parameters: Iterable[Parameter], growth: Growth) -> Iterator[Parameter]:
-    """The parameters, which a kind declares with the initial values of its base, with those of this width.
+    """The parameters, which a kind declares with the initial values of its base, with those of this width."""
+    for one in parameters:
+        factor = std_factor(one.role, growth)
+        yield one if factor == 1.0 else replace(one, std=one.std * factor)
+
+
+def std_factor(role: Role, growth: Growth) -> float:
+    """By what the deviation of the initial values of the base is multiplied.
 
     The variance of hidden matrices falls with their fan-in. That of a head with few outputs, whose logits have no
     factor, falls with its square (table 3 of the paper). Embeddings, norms and biases keep theirs.
     """
-    for one in parameters:
-        if one.role in HIDDEN:
-            yield replace(one, std=one.std / math.sqrt(growth.width))
-        elif one.role is Role.LOGITS:
-            yield replace(one, std=one.std / growth.width)
-        else:
-            yield one
+    if role is Role.LOGITS:
+        return 1.0 / growth.width
+    return 1.0 / math.sqrt(growth.width) if role in HIDDEN else 1.0
 
 
 def rate_factor(tensor: TensorPlan, growth: Growth, update: Mapping[str, Scalar]) -> float:
@@ -55,12 +58,13 @@ def rate_factor(tensor: TensorPlan, growth: Growth, update: Mapping[str, Scalar]
 
     * Most rules divide gradients by their size: the update of a hidden matrix must fall with its fan-in.
     * SGD does not. Gradients of embeddings, norms and biases fall with the width, so their rate grows with it.
-    * Muon with muon_adjust_lr_fn "original" makes updates of a spectral norm that follows the width by itself; with
-      "match_rms_adamw" they are as large as those of AdamW.
+    * The spectral norm of an update of a hidden matrix must not follow the width (Yang, Simon and Bernstein 2023, "A
+      Spectral Condition for Feature Learning"). Muon's is 1 times the factor of muon_adjust_lr_fn: with "original" it
+      is the same at every width, with "match_rms_adamw" it grows with the root.
     """
     parameter, width = tensor.parameter, growth.width
     if tensor.orthogonalized:
-        return 1.0 if update["muon_adjust_lr_fn"] == "original" else 1.0 / width
+        return 1.0 if update["muon_adjust_lr_fn"] == "original" else 1.0 / math.sqrt(width)
     if parameter.role is Role.LOGITS:
         return 1.0 / width
     if parameter.role in HIDDEN:

@@ -10,9 +10,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from codescent.base import own_names
+from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.own_names import is_own_name
+from codescent.base.returned import check_fields
 from codescent.models.shape import Kind, Shape, wide_ffn
+from codescent.plan.shard import Parameter
 
 if TYPE_CHECKING:
     from torch import nn
@@ -56,7 +59,7 @@ def own_kind(name: str) -> ModelKind:
         raise UserError(
             f'{KEY} = {name}: module = "{found.module}"; must be the class of the module, as {own_names.FORM}'
         )
-    return dataclasses.replace(found, name=name)
+    return check_fields(dataclasses.replace(found, name=name), ModelKind, f"{KEY} = {name}")
 
 
 def refuse_sizes(kind: ModelKind, keys: Sequence[str]) -> None:
@@ -65,6 +68,27 @@ def refuse_sizes(kind: ModelKind, keys: Sequence[str]) -> None:
         raise UserError(
             f"{KEY} = {kind.name}: its shape has {', '.join(wrong)}, no key of [model]; its fields may be "
             f"{', '.join((*keys, *NO_KEYS))}"
+        )
+
+
+def check_declared(kind: str, shape: Shape, parameters: Sequence[Parameter]) -> None:
+    """Raise UserError if parameters of a kind of the user are at depths that its model does not have, or twice."""
+    depths = range(shape.num_layers + 2)
+    beyond = [one.name for one in parameters if not one.depths or any(depth not in depths for depth in one.depths)]
+    names = [one.name for one in parameters]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if beyond or twice:
+        at = f"depths of {', '.join(beyond[:5])}: must be from 0 (embedding) to {depths[-1]} (head)" if beyond else ""
+        again = f"{', '.join(twice[:5])}: is declared twice" if twice else ""
+        raise UserError(f"{KEY} = {kind}: parameters: {'; '.join(filter(None, (at, again)))}")
+
+
+def check_flops(kind: str, shape: Shape, flops: Sequence[float]) -> None:
+    """Raise UserError if the FLOPs of a kind of the user are not one number for each depth of its model."""
+    if len(flops) != shape.num_layers + 2:
+        raise UserError(
+            f"{KEY} = {kind}: forward_flops returns {counted(len(flops), 'number')}; must be {shape.num_layers + 2}: "
+            f"of the embedding, of {counted(shape.num_layers, 'block')}, and of the head"
         )
 
 
@@ -78,12 +102,25 @@ def build_own(kind: ModelKind, shape: Shape, head_chunk_tokens: int, device: str
 
     made = own_names.subclass(KEY, kind.module, Part, needs=("_build", "forward"))
     module = made(shape, head_chunk_tokens, device, depths)
+    module.register_forward_hook(_check_output)
     wanted = range(shape.num_layers + 2) if depths is None else depths
     declared = {one.name: one.shape for one in kind.parameters(shape) if any(depth in wanted for depth in one.depths)}
     found = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
     if [*declared.items()] != [*found.items()]:
         raise UserError(f"{KEY} = {kind.name}: {_difference(declared, found)}: see codescent docs own_names")
     return module
+
+
+def _check_output(module: nn.Module, _inputs: object, output: object) -> None:
+    """Raise UserError if a forward pass has not returned a tensor."""
+    from torch import Tensor  # noqa: PLC0415 - keeps torch out of planning
+
+    if not isinstance(output, Tensor):
+        raise UserError(
+            f"{type(module).__module__}:{type(module).__name__}: forward returns "
+            f"{'None' if output is None else f'a {type(output).__name__}'}; must be a Tensor: the sum of the losses, "
+            "or without targets the logits: see codescent docs own_names"
+        )
 
 
 def _difference(declared: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -89,12 +89,31 @@ def count(path: Path) -> int:
 
 
 def cut(path: Path, lines: int) -> int:
-    """Delete the complete lines after the first `lines` ones. Returns their number."""
+    """Delete what is after the first `lines` lines. Returns how many of it were complete lines."""
     more = max(0, count(path) - lines)
-    if more:
-        with user_errors(path):
-            writing.cut(path, sum(len(line) + 1 for line in islice(forward(path), lines)))
+    _cut_to(path, sum(len(line) + 1 for line in islice(forward(path), lines)))
     return more
+
+
+def cut_later(path: Path, is_later: Callable[[bytes], bool], *, header: bool = False) -> int:
+    """Delete lines from the end until one that is not later, which stays; with `header` also the first one stays.
+
+    Returns their number. What `is_later` raises is raised before a line is deleted.
+    """
+    deleted = end = 0
+    for begin, line in backward(path):
+        if (header and begin == 0) or not is_later(line):
+            end = begin + len(line) + 1
+            break
+        deleted += 1
+    _cut_to(path, end)
+    return deleted
+
+
+def _cut_to(path: Path, size_bytes: int) -> None:
+    with user_errors(path):
+        if path.is_file() and path.stat().st_size != size_bytes:
+            writing.cut(path, size_bytes)
 
 
 @contextmanager

@@ -1,20 +1,21 @@
-"""In: rows of named numbers. Out: metrics.csv and metrics.jsonl of a folder; each can restore the other.
+"""In: rows of named numbers. Out: metrics.jsonl of a folder, and metrics.csv, which is derived from it.
 Does not know what the numbers mean, and does not load a whole file: it handles one row at a time."""
 
 from __future__ import annotations
 
-import heapq
 import json
 import math
+import os
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import chain, groupby
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from codescent.base import writing
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
-from codescent.record.lines import append, backward, count, cut, forward, user_errors
+from codescent.record.lines import append, backward, count, cut, cut_later, forward, user_errors
 
 METRICS_CSV = "metrics.csv"
 METRICS_JSONL = "metrics.jsonl"
@@ -25,9 +26,7 @@ Row = dict[str, Number]
 
 
 class Rows:
-    """The metrics of a folder in two files. Each row is written to metrics.csv, then to metrics.jsonl.
-
-    If a file lacks rows, they are restored from the other file.
+    """The metrics of a folder. metrics.jsonl has the rows; metrics.csv is derived from it, for other programs.
 
     Args:
         folder: folder of both files.
@@ -41,10 +40,11 @@ class Rows:
         self._convert: dict[str, Callable[[Any], Number]] = {
             name: _number if integers is None else int if name in integers else float for name in columns
         }
+        self._derived = False
 
     @property
     def csv(self) -> Path:
-        """The file metrics.csv, which is read if the files agree."""
+        """The file metrics.csv, from which no row is read."""
         return self.folder / METRICS_CSV
 
     @property
@@ -53,93 +53,82 @@ class Rows:
         return self.folder / METRICS_JSONL
 
     def append(self, row: Mapping[str, Number]) -> None:
-        """Append a row to both files. A missing column is an empty field (null in JSON).
+        """Append a row to metrics.jsonl, then to metrics.csv. A missing column is null in JSON, an empty field in CSV.
 
-        Raises UserError: a file cannot be written.
+        Raises UserError: a file cannot be written; or see `derive`, which the first call does.
         """
+        if not self._derived:
+            self.derive()
         whole = self._row(row)
-        append(self.csv, _csv_line(whole), self._header())
         append(self.jsonl, json_line(whole))
+        append(self.csv, _csv_line(whole), self._header())
 
     def read(self) -> Iterator[Row]:
-        """All rows in order. Raises UserError: a line is not a row; the text has the line number.
+        """All rows in order.
 
-        If the files differ, their rows are merged by step. Without steps, the longer file is read.
+        Raises UserError: a line is not a row (the text has its number), or metrics.jsonl is missing.
         """
-        return self._rows(self.csv, strict=True) if self.files_agree() else self._of_both()
+        self._refuse_csv_alone()
+        for number, line in enumerate(forward(self.jsonl), start=1):
+            try:
+                yield self._parsed(line)
+            except ValueError as error:
+                wanted = f"not a row of {len(self.columns)} numbers"
+                raise UserError(f"{self.jsonl} line {number}: {wanted} ({error})") from error
 
     def rewind(self, step: int) -> int:
-        """Delete the rows of all steps after `step` from the end of both files. Returns their number."""
-        return max(self._cut(self.csv, step), self._cut(self.jsonl, step))
+        """Delete the rows of all steps after `step`, then `derive`. Returns their number.
 
-    def files_agree(self) -> bool:
-        """Whether both files have the same number of rows, the same last row, and the columns `columns`."""
-        try:
-            same = self._last(self.csv) == self._last(self.jsonl)
-        except ValueError:
-            return False
-        return same and header_of(self.csv) == self.columns and count(self.csv) == count(self.jsonl) + 1
-
-    def mend(self) -> tuple[int, int]:
-        """Merge the rows of both files, and replace both atomically. Returns the old numbers of rows (CSV, JSONL).
-
-        Raises UserError: a file cannot be written; or, without steps, a line is not a row.
+        Raises UserError: see `derive`.
         """
-        before = max(0, count(self.csv) - 1), count(self.jsonl)
-        with user_errors(self.folder):
-            lines = (_csv_line(row).encode() for row in self._of_both())
-            replace_file(self.csv, chain([self._header().encode()], lines))
-            replace_file(self.jsonl, (json_line(row).encode() for row in self._rows(self.csv)))
-        return before
+        self._refuse_csv_alone()
+        try:
+            deleted = cut_later(self.jsonl, lambda line: _step(self._parsed(line)) > step)
+        except ValueError:  # it may be the row of a step that stays
+            deque(self.read(), maxlen=0)  # raises, with the number of the line
+            raise
+        self.derive()
+        return deleted
 
-    def _of_both(self) -> Iterator[Row]:
-        if not self._stepped:
-            return self._rows(self.csv if count(self.csv) > count(self.jsonl) else self.jsonl, strict=True)
-        steps = groupby(heapq.merge(self._rows(self.csv), self._rows(self.jsonl), key=_step), key=_step)
-        return (next(rows) for _, rows in steps)
+    def keep(self, rows: int) -> int:
+        """Delete the rows after the first `rows` ones; then `derive`. Returns their number."""
+        deleted = cut(self.jsonl, rows)
+        self.derive()
+        return deleted
 
-    def _rows(self, path: Path, *, strict: bool = False) -> Iterator[Row]:
-        """The rows of a file. Other lines are skipped; with `strict` they raise UserError with the line number."""
-        parse, header = self._parser(path), header_of(path) if path == self.csv else []
-        for number, line in enumerate(forward(path), start=1):
-            try:
-                if number > 1 or set(header).isdisjoint(self.columns):
-                    yield parse(line)
-            except ValueError as error:
-                if strict:
-                    wanted = f"not a row of {len(self.columns)} numbers"
-                    raise UserError(f"{path} line {number}: {wanted} ({error})") from error
+    def derive(self) -> None:
+        """Give metrics.csv the rows of metrics.jsonl: what it has more is cut off; if it lacks some, it is replaced.
 
-    def _cut(self, path: Path, step: int) -> int:
-        """`rewind` for one file. Also deletes lines at its end that are not rows."""
-        parse, dropped, end = self._parser(path), 0, 0
-        for begin, line in backward(path):
-            try:
-                keep = parse(line)
-            except ValueError:
-                keep = None
-            if (path == self.csv and not begin) or (keep is not None and _step(keep) <= step):
-                end = begin + len(line) + 1
-                break
-            dropped += keep is not None
-        with user_errors(path):
-            if path.is_file() and path.stat().st_size != end:
-                writing.cut(path, end)
-        return dropped
+        Raises UserError: a line of metrics.jsonl is not a row; metrics.jsonl is missing; a file cannot be written.
+        """
+        self._refuse_csv_alone()
+        lines = count(self.jsonl) + 1
+        found = next(islice(forward(self.csv), lines - 1, None), b"")
+        if header_of(self.csv) == self.columns and found == self._last():
+            cut(self.csv, lines)
+        else:
+            rows = (_csv_line(row).encode() for row in self.read())
+            with user_errors(self.csv):
+                replace_file(self.csv, chain([self._header().encode()], rows))
+        self._derived = True
 
-    def _last(self, path: Path) -> str | None:
-        """The last row of a file as a CSV line, so that NaN equals NaN; None: no rows. Raises ValueError: not a row."""
-        begin, line = next(backward(path), (0, b""))
-        none = not line if path == self.jsonl else not begin
-        return None if none else _csv_line(self._parser(path)(line))
+    def _last(self) -> bytes | None:
+        """The last line that metrics.csv must have, without its newline; None: metrics.jsonl ends with no row."""
+        _, line = next(backward(self.jsonl), (0, b""))
+        try:
+            return (_csv_line(self._parsed(line)) if line else self._header()).rstrip("\n").encode()
+        except ValueError:
+            return None
 
-    def _parser(self, path: Path) -> Callable[[bytes], Row]:
-        """A function that parses a line of this file. It raises ValueError: the line is not a row."""
-        if path == self.jsonl:
-            return lambda line: self._row(_object(line))
-        columns = header_of(path)
-        columns = columns if set(columns) & set(self.columns) else self.columns
-        return lambda line: self._row(_fields(line, columns))
+    def _refuse_csv_alone(self) -> None:
+        if not os.path.lexists(self.jsonl) and count(self.csv) > 1:
+            raise UserError(
+                f"{self.csv}: has rows, but {METRICS_JSONL}, of which it is a copy, is missing: put that file back, or "
+                f"move {METRICS_CSV} away to go on without these rows"
+            )
+
+    def _parsed(self, line: bytes) -> Row:
+        return self._row(_object(line))
 
     def _row(self, given: Mapping[str, Any]) -> Row:
         row: Row = {}
@@ -154,23 +143,21 @@ class Rows:
         return row
 
     def _header(self) -> str:
-        return ",".join(self.columns) + "\n"
+        return ",".join(self.columns) + "\n" if self.columns else ""
 
 
 class Table:
     """metrics.csv and metrics.jsonl of a user's own training loop. The first row defines the columns.
 
-    Rows are appended to existing files. Raises UserError: the folder cannot be created, or a file cannot be read or
-    repaired.
+    Rows are appended to existing files. Raises UserError: the folder cannot be created, or see `Rows.derive`.
     """
 
     def __init__(self, folder: Path | str) -> None:
         path = Path(folder)
         with user_errors(path):
             writing.make_parents(path)
-        self._rows = Rows(path, header_of(path / METRICS_CSV) or _names(path / METRICS_JSONL))
-        if self._rows.columns and not self._rows.files_agree():
-            self._rows.mend()
+        self._rows = Rows(path, _names(path / METRICS_JSONL))
+        self._rows.derive()
 
     def append(self, row: Mapping[str, Number]) -> None:
         """Append a row, by column name. A missing or None value is an empty field (null in JSON).
@@ -191,15 +178,15 @@ class Table:
         self._rows.append(row)
 
     def __len__(self) -> int:
-        """The number of rows in the files."""
-        return max(count(self._rows.csv) - 1, count(self._rows.jsonl))
+        """The number of rows."""
+        return count(self._rows.jsonl)
 
     def keep(self, rows: int) -> int:
         """Delete all rows after the first `rows` ones. Returns their number. Raises UserError: a file is not writable.
 
         The columns stay.
         """
-        return max(cut(self._rows.csv, rows + 1), cut(self._rows.jsonl, rows))
+        return self._rows.keep(rows)
 
 
 def header_of(path: Path) -> list[str]:
@@ -231,13 +218,6 @@ def _csv_line(row: Mapping[str, Number]) -> str:
     return ",".join("" if value is None else repr(value) for value in row.values()) + "\n"
 
 
-def _fields(line: bytes, columns: Sequence[str]) -> dict[str, str]:
-    fields = line.decode().split(",")
-    if len(fields) != len(columns):
-        raise ValueError(f"{len(fields)} fields")
-    return dict(zip(columns, fields, strict=True))
-
-
 def _object(line: bytes) -> dict[str, Any]:
     try:
         data = json.loads(line)
@@ -257,9 +237,7 @@ def _names(path: Path) -> list[str]:
 
 
 def _number(value: Any) -> Number:
-    """A CSV field or a JSON value as int or float, as it is written."""
-    if isinstance(value, str):
-        return int(value) if value.lstrip("-").isdecimal() else float(value)
+    """A JSON value as int or float, as it is written."""
     return int(value) if isinstance(value, int) else float(value)
 
 

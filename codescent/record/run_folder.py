@@ -28,7 +28,7 @@ from codescent.record.beginning import CONFIG as CONFIG
 from codescent.record.beginning import JOBS as JOBS
 from codescent.record.corpora import columns_of
 from codescent.record.lines import append, forward, user_errors
-from codescent.record.rows import METRICS_CSV, METRICS_JSONL, Rows, header_of, json_line, strict
+from codescent.record.rows import METRICS_CSV, METRICS_JSONL, Rows, json_line, strict
 
 METRICS: tuple[str, ...] = (
     "step",
@@ -98,7 +98,6 @@ class RunFolder:
         self._rows = Rows(path, self.columns, INTEGERS)
         self._memory = memory.Changes(path)
         self._held: list[int] = []  # open descriptors of the folder and the lock file, while this process writes
-        self._columns_known = False
 
     @property
     def checkpoints(self) -> Path:
@@ -228,20 +227,16 @@ class RunFolder:
         return _read_object(path) if os.path.lexists(path) else {}
 
     def metrics(self, row: Mapping[str, float | int | None]) -> None:
-        """Append a row, by names of `columns`, to metrics.csv and metrics.jsonl. None is an empty field (null in JSON).
+        """Append a row, by names of `columns`, to metrics.jsonl and metrics.csv. None is an empty field (null in JSON).
 
-        Raises ValueError: a name is unknown, or the step is missing. Raises UserError: a file cannot be written, or
-        has other columns.
+        Raises ValueError: a name is unknown, or the step is missing. Raises UserError: a file cannot be written, or a
+        row of before cannot be read.
         """
         if unknown := sorted(set(row) - set(self.columns)):
             raise ValueError(f"not metrics: {', '.join(unknown)}")
         if row.get("step") is None:
             raise ValueError("a row of metrics needs its step")
         self.follow()
-        if not self._columns_known and header_of(self._rows.csv) not in ([], list(self.columns)):
-            what = "another version wrote it with other columns: resume the run, or choose a new run.name"
-            raise UserError(f"{self._rows.csv}: {what}")
-        self._columns_known = True
         self._rows.append(row)
         for listen in self.listeners:
             listen("metrics", row)
@@ -280,22 +275,19 @@ class RunFolder:
         yield from self._rows.read()
 
     def rewind(self, step: int) -> int:
-        """On resume: delete the rows of steps after `step` (event "rewind"), then `mend`. Returns their number.
+        """On resume: delete the rows of steps after `step` (event "rewind"). Returns their number.
 
-        The rows of ranks.csv and memory.csv are not counted.
+        metrics.csv then has the rows of metrics.jsonl. The rows of ranks.csv and memory.csv are not counted.
         """
         ranks.rewind(self.path, step)
         memory.TABLE.rewind(self.path, step)
         if dropped := self._rows.rewind(step):
             self.event("rewind", step=step, dropped_rows=dropped)
-        self.mend()
         return dropped
 
-    def mend(self) -> None:
-        """Repair metrics.csv and metrics.jsonl if one lacks rows of the other. Writes an event "mend"."""
-        if not self._rows.files_agree():
-            csv, jsonl = self._rows.mend()
-            self.event("mend", csv_rows=csv, jsonl_rows=jsonl)
+    def derive(self) -> None:
+        """Give metrics.csv the rows of metrics.jsonl. Raises UserError: a file cannot be read or written."""
+        self._rows.derive()
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append an event to events.jsonl: its kind, the wall time (UTC, ISO 8601), monotonic_s, and the fields.

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from codescent.base import writing
 from codescent.base.errors import UserError
-from codescent.record.lines import append, backward, forward, user_errors
+from codescent.record.lines import append, cut_later, forward
 
 MOST_INTEGER = 2**63
 
@@ -53,18 +52,14 @@ class Table:
 
         Raises UserError: the file cannot be written.
         """
-        path, end = folder / self.name, 0
-        for begin, line in backward(path):
-            try:
-                keep = begin == 0 or self._row(line)["step"] <= step
-            except ValueError:
-                keep = False
-            if keep:
-                end = begin + len(line) + 1
-                break
-        with user_errors(path):
-            if path.is_file() and path.stat().st_size != end:
-                writing.cut(path, end)
+        cut_later(folder / self.name, lambda line: not self._is_of(line, step), header=True)
+
+    def _is_of(self, line: bytes, step: int) -> bool:
+        """Whether a line is a row of the first steps."""
+        try:
+            return bool(self._row(line)["step"] <= step)
+        except ValueError:
+            return False
 
     def _text(self, value: Any) -> str:
         return "" if value is None else value if isinstance(value, str) else repr(value)

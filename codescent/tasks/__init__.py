@@ -25,7 +25,7 @@ from codescent.tasks.answers import Answers
 from codescent.tasks.conversations import Conversations
 from codescent.tasks.language_model import LanguageModel
 from codescent.tasks.masked_tokens import MaskedTokens
-from codescent.tasks.mixture import OF_A_CORPUS, MixtureTask, of_each
+from codescent.tasks.mixture import OF_A_CORPUS, MixtureTask, given_of_each, of_each
 from codescent.tasks.own import own_task
 from codescent.tasks.pairs import Pairs
 from codescent.tasks.task import ScoreRequest, ShownDataset, Task, TaskRequest
@@ -240,7 +240,8 @@ def refusals(request: TaskRequest) -> Iterator[str]:
 
 
 def without_effect(request: TaskRequest) -> Iterator[tuple[str, str]]:
-    """Keys, as "section.key", that the run's task or its corpus makes useless, each with the reason as a clause."""
+    """Keys, as "section.key", that the run's task or its corpus makes useless, each with the reason as a clause; also
+    those of one corpus of a mixture, as data.mixture.NAME.KEY."""
     task = task_of(request)
     yield from task.unused(request)
     readers: dict[str, list[str]] = {}
@@ -251,7 +252,14 @@ def without_effect(request: TaskRequest) -> Iterator[tuple[str, str]]:
     for key in {*readers, *task.ignores}:
         if key in task.ignores or task.name not in readers[key]:
             only = f"needs data.task = {' or '.join(readers[key])}" if key in readers else "is for tasks with tokens"
-            yield key, f"{only}, and the task of this run is {task.name}"
+            for place in (key, *_places_of(key, request)):
+                yield place, f"{only}, and the task of this run is {task.name}"
+
+
+def _places_of(key: str, request: TaskRequest) -> Iterator[str]:
+    """Where single corpora of a mixture are given a key of [data]."""
+    field = key.removeprefix("data.")
+    yield from (f"{MIXTURE}.{name}.{field}" for name, fields in given_of_each(request).items() if field in fields)
 
 
 def absent(request: TaskRequest) -> dict[str, str]:

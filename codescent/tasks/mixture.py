@@ -65,9 +65,21 @@ class MixtureTask(Task):
         yield from dict.fromkeys(one for each in _each(request).values() for one in self.task.unpreparable(each))
 
     def unused(self, request: TaskRequest) -> Iterator[tuple[str, str]]:
-        """See `Task`: keys that have no effect on any corpus."""
-        found = [dict(self.task.unused(one)) for one in _each(request).values()]
-        yield from ((key, why) for key, why in found[0].items() if all(key in one for one in found))
+        """See `Task`: keys that have no effect on any corpus; keys of a corpus that have none on it, each at its place
+        (`config.mixture.Place`).
+        """
+        found = {name: dict(self.task.unused(one)) for name, one in _each(request).items()}
+        given = given_of_each(request)
+        for key, why in next(iter(found.values())).items():
+            if all(key in one for one in found.values()):
+                yield key, why
+        for name, keys in given.items():
+            useless = {key: found[name][f"data.{key}"] for key in keys if f"data.{key}" in found[name]}
+            yield from ((f"{MIXTURE}.{name}.{key}", why) for key, why in useless.items())
+        if any("text_key" in keys for keys in given.values()) and all(
+            "text_key" in given[name] or "data.text_key" in one for name, one in found.items()
+        ):
+            yield "data.text_key", "is for corpora without a text_key of their own, and none of them reads it"
 
     def more_validation(self, request: TaskRequest) -> str:
         """See `Task`."""
@@ -201,6 +213,11 @@ class MixtureTask(Task):
     ) -> tuple[dict[str, str], dict[str, Any]]:
         """See `Task`."""
         return self.task.export(_first(request), tokenizer, texts, ends, is_trained=is_trained)
+
+
+def given_of_each(request: TaskRequest) -> dict[str, tuple[str, ...]]:
+    """The keys of [data] that are given for single corpora, by the name of the corpus."""
+    return {entry.name: tuple(entry.values()) for entry in request.data.mixture or ()}
 
 
 def _each(request: TaskRequest) -> dict[str, TaskRequest]:

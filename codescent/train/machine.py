@@ -299,7 +299,7 @@ def describe(device: torch.device, num_threads: int, world_size: int) -> dict[st
         "codescent": codescent.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        **{name: sys.modules[name].__version__ for name in OF_SOME_MODELS if name in sys.modules},
+        **{name: sys.modules[name].__version__ for name in OF_SOME_MODELS if sys.modules.get(name) is not None},
         "system": platform.platform(),
         "processor": _processor(),
         "instructions": _instructions(),

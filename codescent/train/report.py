@@ -393,7 +393,7 @@ class Report:
     def ended(self, step: int, validations: Validations) -> None:
         """Report that all steps are done, or that `train.stop_after` has ended the run."""
         if self.run.folder is not None:
-            self.run.folder.mend()
+            self.run.folder.derive()
         if step < self.run.config.train.num_steps:
             count, lowest, at = validations.without_gain, validations.lowest, validations.lowest_step
             self._event("early_stop", step=step, without_gain=count, lowest_step=at, lowest_val_loss=lowest)

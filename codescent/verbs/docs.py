@@ -25,7 +25,14 @@ def main(arguments: Namespace) -> int:
     if arguments.page is None:
         say(titles(found))
         return 0
-    said, _, anchor = arguments.page.partition("#")
+    said, mark, anchor = arguments.page.partition("#")
+    if not said:
+        section_of = f"PAGE#{anchor}" if anchor else "PAGE#SECTION"
+        raise UserError(
+            f"codescent docs {arguments.page}: names no page: write {section_of}; `codescent docs` lists all"
+        )
+    if mark and not anchor:
+        raise UserError(f"codescent docs {arguments.page}: names no section after #; leave # out to print the page")
     name = page_named(found, said)
     lines = read_text(found[name]).splitlines()
     say(section(name, lines, anchor) if anchor else lines)

@@ -50,7 +50,7 @@ def main(
     assert loaded is not None
     assert shape is not None
     text = TARGETS[target].script(_job(arguments, site_words, shape, loaded))
-    for sentence in unread(target, loaded):
+    for sentence in (*unread(target, loaded), *loaded.secrets()):
         warn(sentence)
     if arguments.to is None:
         return subprocess.run(["bash", "-c", text], check=False).returncode

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from codescent.base.errors import UserError
 from codescent.base.output import warn
+from codescent.base.secret import warnings
 from codescent.base.visible import one_line
 from codescent.config.sections import Config
 from codescent.jobs.checks import preflight
@@ -20,7 +21,6 @@ from codescent.jobs.grace import LEAST_GRACE_S, grace_of, saves_s
 from codescent.jobs.job import Job, folder_of_script, job_name
 from codescent.jobs.machines import machines, not_for_scripts
 from codescent.jobs.schedulers import SCHEDULERS
-from codescent.jobs.secrets import secret_in_words
 from codescent.jobs.shape import Asked, JobShape
 from codescent.jobs.site import LoadedSite, Site
 from codescent.jobs.targets import TARGETS, site_for, unread
@@ -62,7 +62,9 @@ def job_of(arguments: Namespace) -> tuple[Job, list[str]]:
     problems += _problems(arguments, words, is_script=is_script)
     job, notes = None, []
     if not problems and loaded is not None and shape is not None:
-        notes = list(unread(arguments.to, loaded))
+        notes = [*unread(arguments.to, loaded), *loaded.secrets()]
+        said = " ".join([*words, *arguments.script_words])
+        notes += warnings([(f"the words for {arguments.config}", said)], "scripts are")
         try:
             job = _job(arguments, [*words, *arguments.script_words], config, shape, loaded)
         except UserError as error:
@@ -89,8 +91,6 @@ def _problems(arguments: Namespace, words: Sequence[str], *, is_script: bool) ->
     if arguments.script_words and not is_script:
         given = shlex.join(arguments.script_words)
         yield f"-- {given}: such words are for a script of yours; overrides of {arguments.config} stand before --"
-    elif is_script and (said := secret_in_words([*words, *arguments.script_words])):
-        yield f"{arguments.config}: {said}"
     yield from not_for_scripts(arguments.said, Path.cwd())
 
 

@@ -18,6 +18,7 @@ from codescent.plan import AXES, SENDS, Collective, Mesh, ModelFacts, Plan, Traf
 from codescent.plan.activations import CPU
 from codescent.plan.served import served_bytes
 from codescent.verbs.plan_memory import memory_rows
+from codescent.verbs.plan_mup import mup_rows
 
 SYNTHETIC = "synthetic: random numbers; the loss has no meaning"
 MOST_PURPOSES = 2
@@ -41,6 +42,7 @@ def plan_rows(plan: Plan, steps: str, config: Config | None = None) -> list[tupl
     return [
         ("task", [tasks.task_line(plan)]),
         *_run_rows(plan),
+        *mup_rows(plan),
         ("steps", [steps]),
         *(_stages(plan) if plan.mesh.pp > 1 else []),
         ("program", list(_program(plan))),

@@ -4,7 +4,7 @@ Does not tokenise (prepare.py does). It reads the documents twice or more, and r
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from codescent.base import own_names
@@ -53,7 +53,7 @@ class OwnTexts:
         """Changes with the code, `version()`, and size or time of a file. Raises UserError: a file is not there."""
         lines = [str(own_names.code_of(KEY, self.name)["sha256"])]
         with own_names.in_a_sentence():  # an OSError would be taken for one of a prepared file
-            lines.append(str(self.documents.version()))
+            lines.append(self.documents.version())
         for file in map(Path, self.documents.files):
             try:
                 stat = file.stat()
@@ -66,12 +66,10 @@ class OwnTexts:
         """The text of each document, in blocks. `watch` is called with the bytes of each document, and a zero byte.
 
         Raises:
-            UserError: a document is no text, or the documents are others than at the first time.
+            UserError: a document holds what UTF-8 cannot, or the documents are others than at the first time.
         """
         digest = hashlib.sha256()
         for number, text in enumerate(self._read()):
-            if not isinstance(text, str):
-                raise self._wrong(f"document {number} is a {type(text).__name__}; must be a str")
             try:
                 data = text.encode() + b"\0"
             except UnicodeEncodeError as error:
@@ -85,12 +83,9 @@ class OwnTexts:
             raise self._wrong("read gives other documents than at the first time; it must give the same ones each time")
         self._sha256 = digest.hexdigest()
 
-    def _read(self) -> Iterator[object]:
+    def _read(self) -> Iterator[str]:
         with own_names.in_a_sentence():
-            found: object = self.documents.read()
-            if not isinstance(found, Iterable) or isinstance(found, str):
-                raise self._wrong(f"read returns a {type(found).__name__}; must be an iterator of str")
-            yield from found
+            yield from self.documents.read()
 
     def _wrong(self, what: str) -> UserError:
         return UserError(f"{KEY} = {self.name}: {what}")

@@ -82,7 +82,8 @@ class _Saves:
     def __init__(self, part: Transformers, mode: FakeTensorMode, *, again: bool) -> None:
         self.depth = 0
         # They are held: what is freed leaves its memory, and so its key, to a tensor that is kept.
-        self._held = [*part.parameters(), *map(mode.from_tensor, part.buffers())]
+        # autograd saves a buffer as it is, or as the fake tensor that an operator before has made of it.
+        self._held = [*part.parameters(), *part.buffers(), *map(mode.from_tensor, part.buffers())]
         self.weights = set(map(_key, self._held))
         self.by_depth: list[dict[int, torch.Tensor]] = [{} for _ in range(len(part.blocks) + 2)]
         self.seen: set[int] = set()
@@ -120,6 +121,9 @@ def _key(tensor: torch.Tensor) -> int:
 
 
 def _sizes(tensor: torch.Tensor) -> tuple[tuple[int, ...], str]:
-    elements = tensor.untyped_storage().nbytes() // tensor.element_size()
-    shape = tuple(tensor.shape)
+    """Shape and dtype of a memory: those of the tensor if it fills it. A dtype that plans have not counts as bytes."""
+    found, size = tensor.untyped_storage().nbytes(), tensor.element_size()
+    if tensor.dtype not in _DTYPE_NAMES:
+        return (found,), "uint8"
+    shape, elements = tuple(tensor.shape), found // size
     return (shape if shape and tensor.numel() == elements else (elements,)), _DTYPE_NAMES[tensor.dtype]

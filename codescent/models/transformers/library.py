@@ -6,6 +6,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import json
+import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,6 +28,11 @@ _AUTO = {
 }
 """By head: the class that builds a model, and the table of the classes that it knows."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts")
+_ROUTED = re.compile(r"(Experts|MoE|Moe|Mo[Ee]Block|MoELayer|Router)$")
+"""How transformers names the classes of layers with experts, or of what chooses among them."""
+_SEES_AHEAD = ("cpmant",)
+"""Models whose own attention sees later tokens, and no call of torch's attention shows it (`observed._Causal`). The
+models with a causal head of transformers 5.23 that small sizes fit were tried with real numbers: no other one does."""
 _NEAREST = 3
 _LONGEST = 400
 """Characters of a foreign exception that a message repeats."""
@@ -64,12 +70,25 @@ def refusals(settings: Mapping[str, Any], head: str) -> Iterator[str]:
         yield "is_encoder_decoder: an encoder and a decoder need pairs of sequences; no task gives them to this kind"
     elif name in both and values.get("is_decoder", head == "causal") is not (head == "causal"):
         yield _wrong_mask(head)
-    for key in _EXPERTS:
-        if any(_several(one.get(key)) for one in (values, *values.values()) if isinstance(one, dict)):
-            yield (
-                f"{key}: a mixture of experts has a loss of its balance, which is no sum over samples: it would "
-                "depend on the micro-batch and on the number of ranks"
-            )
+    if head == "causal" and name in _SEES_AHEAD:
+        yield f"model_type = {name!r}: each position sees the later tokens of its text, which it is to predict"
+    nested = [one for one in (values, *values.values()) if isinstance(one, dict)]
+    keys = [key for key in _EXPERTS if any(_several(one.get(key)) for one in nested)]
+    if keys and _is_mixture(json.dumps(settings), head):
+        yield (
+            f"{', '.join(keys)}: a mixture of experts has a loss of its balance, which is no sum over samples: it "
+            "would depend on the micro-batch and on the number of ranks"
+        )
+
+
+def _is_mixture(text: str, head: str) -> bool:
+    """Whether a layer of the model has experts. The number does not say it: a dense Doge or DeepSeek has one, too.
+    False of a model that cannot be built: whoever builds it next says why."""
+    try:
+        net = build(text, head)
+    except UserError:
+        return False
+    return any(_ROUTED.search(type(module).__name__) for module in net.modules())
 
 
 def _several(experts: object) -> bool:
@@ -205,6 +224,19 @@ def logits_of(net: nn.Module, tokens_BT: torch.Tensor) -> torch.Tensor:
     """[B, T, V]: what the model returns for tokens int64 [B, T] without padding."""
     found: torch.Tensor = net(input_ids=tokens_BT).logits
     return found
+
+
+@contextmanager
+def one_sequence() -> Iterator[None]:
+    """A block in which transformers takes each sample for one sequence, as it finds in a run: positions that a model
+    makes by itself run on. Fake tensors cannot say it, so it would make a mask."""
+    masks: Any = importlib.import_module(f"{EXTRA}.masking_utils")
+    before = masks.find_packed_sequence_indices
+    masks.find_packed_sequence_indices = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        masks.find_packed_sequence_indices = before
 
 
 def head_of(net: nn.Module) -> nn.Module | None:

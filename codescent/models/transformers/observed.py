@@ -207,7 +207,7 @@ def watched(net: nn.Module, blocks: str, tokens: int, *, backward: bool = True) 
 @contextmanager
 def faked(net: nn.Module) -> Iterator[FakeTensorMode]:
     """Replace all tensors of a module by fake ones of a CPU: they have a shape and no memory."""
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode, _quiet():
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, _quiet(), library.one_sequence():
         net._apply(  # type: ignore[no-untyped-call]
             lambda x: torch.empty_like(x, device="cpu") if x.is_meta else mode.from_tensor(x)
         )

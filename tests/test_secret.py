@@ -1,0 +1,41 @@
+"""In: configs with a token in a value, and tokens in the environment. Out: a warning that hides it, no copy of it.
+Does not test sites and scripts (test_jobs_refused.py does)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from marked import files_with
+from runs import called, make_project
+
+from codescent.base.secret import secret_in
+from codescent.record import RunFolder
+
+TOKEN = f"hf_{'geheim' * 5}"
+
+
+def test_a_run_names_a_secret_of_its_config_and_records_none_of_its_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a warning with the token in it, and an environment.json with variables of the user."""
+    make_project(tmp_path)
+    (tmp_path / TOKEN).write_bytes((tmp_path / "corpus.txt").read_bytes())
+    exported = "ghp_verschwiegenverschwiegen"
+    for name in ("HF_TOKEN", "WANDB_API_KEY", "MY_PASSWORD"):
+        monkeypatch.setenv(name, exported)
+    done = called(tmp_path, "train", "run.toml", "train.num_steps=1", f"data.corpus={TOKEN}", "run.name=a")
+    (line,) = [line for line in (done.stdout + done.stderr).splitlines() if "secret" in line]
+    assert line.startswith("warning: command line: data.corpus: a token of Hugging Face looks like a secret, and run ")
+    run = RunFolder.open(tmp_path / "runs" / "a")
+    assert TOKEN not in line
+    assert [event["text"] for event in run.read_events() if event["kind"] == "note"] == [line]
+    assert files_with(run.path, exported) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["TOKEN" * 20_000, "a_-" * 50_000, "--a" * 50_000 + "=", "wandb login " * 9000, "x://:" * 20_000]
+)
+def test_a_long_text_is_read_once(text: str) -> None:
+    """Catches a pattern whose time is the square of the length: it runs into the time limit of a test."""
+    assert secret_in(text * 4) == ""
