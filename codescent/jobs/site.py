@@ -18,7 +18,7 @@ from codescent.base.errors import UserError
 from codescent.base.secret import is_secret_name, warnings
 from codescent.config.given import Given, Problem, read_override, wrong_values
 from codescent.config.keys import Section, Text, TextOrPath, auto, key
-from codescent.config.named_files import NamedFiles, TomlFile
+from codescent.config.named_files import BASE, NamedFiles, TomlFile
 from codescent.config.words import Key, key_of, toml_value
 from codescent.jobs.device import device_of
 
@@ -257,6 +257,8 @@ def _key_of(name: str) -> Key | str:
 def _unknown(name: str) -> str:
     if is_secret_name(name):
         return "a site file is read by many: it has no secrets; export a variable where you start the command"
+    if name == BASE:
+        return f"stands in a section; write it above [{SECTION}]"
     near = difflib.get_close_matches(name.lower().replace("-", "_"), Site.model_fields, n=1)
     hint = f"did you mean {SECTION}.{near[0]}?" if near else f"the keys are {', '.join(Site.model_fields)}"
     return f"unknown key of a site; {hint}"
