@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -89,6 +90,16 @@ class Losses(Copy):
     open = source(losses=lambda self, numbers: 4)
 class Fine(Copy):
     pass
+class Proxy:
+    def __init__(self, inner):
+        self._inner = inner
+    def __getattr__(self, name):
+        return getattr(self.__dict__["_inner"], name)
+class Wrapped(Copy):
+    open = dataset(source=lambda self, *given: Proxy(CopyDataset.source(self, *given)))
+class Twice(Wrapped):
+    def open(self, request, path):
+        return Proxy(super().open(request, path))
 """
 KINDS = """
 from dataclasses import replace
@@ -175,9 +186,12 @@ def test_a_wrong_return_value_is_one_message(project: Path, case: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_what_is_due_trains(project: Path) -> None:
-    """Catches: a check that refuses what the base class allows."""
-    done = called(project, "train", "run.toml", "data.task=spoilt_tasks:Fine", "run.name=fine", "train.num_steps=1")
+@pytest.mark.parametrize("name", ["Fine", "Wrapped", "Twice"])
+def test_what_is_due_trains(project: Path, name: str) -> None:
+    """Catches: a check that refuses what the base class allows, or an object that passes all on to another one."""
+    done = called(
+        project, "train", "run.toml", f"data.task=spoilt_tasks:{name}", f"run.name={name}", "train.num_steps=1"
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -242,6 +256,34 @@ def test_a_copy_of_a_checked_object_reads_its_own_attributes() -> None:
         copied.token = 2
         assert copied.read(np.arange(1)).inputs[0, 0] == 2
         assert made.read(np.arange(1)).inputs[0, 0] == 1
+
+
+class Named:
+    """A base class."""
+
+    def name_of(self) -> str:
+        """A name."""
+        return ""
+
+
+class Nameless(Named):
+    """One whose method is wrong."""
+
+    def name_of(self) -> str:
+        """No name."""
+        return cast(str, None)
+
+
+class Inherits(Nameless):
+    """One that inherits the wrong method."""
+
+
+def test_a_message_names_the_class_that_is_used() -> None:
+    """Catches: the name of a base class whose methods were checked before."""
+    for cls, what in ((Nameless, "first"), (Inherits, "second")):
+        check_methods(cls(), Named, what)
+        with pytest.raises(UserError, match=f"^{what}: name_of returns None; must be a str"):
+            cls().name_of()
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,8 @@ def _check_method(cls: type, name: str, method: Callable[..., Any], what: str) -
     found = inspect.getattr_static(cls, name, None)
     is_wrapped = isinstance(found, staticmethod | classmethod)
     function = found.__func__ if is_wrapped else found
+    if function in _CHECKED and name not in vars(cls):  # of a base class: a message would name that one
+        function = inspect.unwrap(function, stop=lambda one: one not in _CHECKED)
     if not inspect.isfunction(function) or function in _CHECKED:
         return
     call = checked(function, what, _parsed(inspect.get_annotations(method)["return"]), method.__globals__)
@@ -216,10 +218,11 @@ def _elements(value: Any, due: ast.expr) -> Iterator[tuple[Any, ast.expr]]:
 
 
 def _lacking(value: object, protocol: type) -> list[str]:
-    """Members of a protocol that a value does not have. Properties are not computed."""
+    """Members of a protocol that a value does not have. Properties are not computed, unless `__getattr__` may be."""
     members = {name for cls in protocol.__mro__ for name in (*vars(cls), *inspect.get_annotations(cls))}
     wanted = sorted(name for name in members if not name.startswith("_"))
     found = set(dir(value))
+    found |= {name for name in wanted if hasattr(type(value), "__getattr__") and hasattr(value, name)}
     return [name for name in wanted if name not in found]
 
 

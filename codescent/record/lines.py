@@ -123,7 +123,7 @@ def _cut_to(path: Path, size_bytes: int) -> None:
 def _reading(path: Path) -> Iterator[IO[bytes]]:
     if path.is_symlink() and not path.exists():  # to take it for a missing file would lose what it led to
         raise UserError(f"{path}: is a symbolic link that leads nowhere: mend the link")
-    with user_errors(path), open_regular(path) if os.path.lexists(path) else io.BytesIO() as file:
+    with user_errors(path), open_regular(path) if path.exists() else io.BytesIO() as file:
         if (size_bytes := file.seek(0, os.SEEK_END)) > MOST_BYTES:
             raise UserError(f"{path}: has {size_bytes:,} bytes, more than a run writes")
         file.seek(0)
