@@ -70,13 +70,12 @@ def _check_method(cls: type, name: str, method: Callable[..., Any], what: str) -
     found = inspect.getattr_static(cls, name, None)
     is_wrapped = isinstance(found, staticmethod | classmethod)
     function = found.__func__ if is_wrapped else found
-    if function in _CHECKED and name not in vars(cls):  # of a base class: a message would name that one
-        function = inspect.unwrap(function, stop=lambda one: one not in _CHECKED)
-    if not inspect.isfunction(function) or function in _CHECKED:
+    if not inspect.isfunction(function) or (function in _CHECKED and name in vars(cls)):
         return
+    function = inspect.unwrap(function, stop=lambda one: one not in _CHECKED)  # else a message names a base class
     call = checked(function, what, _parsed(inspect.get_annotations(method)["return"]), method.__globals__)
     _CHECKED.add(call)
-    with suppress(TypeError):  # a class of C
+    with suppress(TypeError, AttributeError):  # a class of C, or one that stays as it is
         setattr(cls, name, type(found)(call) if is_wrapped else call)
 
 

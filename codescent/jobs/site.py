@@ -247,7 +247,8 @@ def _values(file: TomlFile, problems: list[Problem]) -> Iterator[tuple[str, Give
         if full in KEYS:
             yield full, Given(value, origin)
         else:
-            problems.append(Problem(origin, full, _unknown(name)))
+            above = f"stands in a section; write it above [{SECTION}]"
+            problems.append(Problem(origin, full, above if name == BASE else _unknown(name)))
 
 
 def _key_of(name: str) -> Key | str:
@@ -257,8 +258,6 @@ def _key_of(name: str) -> Key | str:
 def _unknown(name: str) -> str:
     if is_secret_name(name):
         return "a site file is read by many: it has no secrets; export a variable where you start the command"
-    if name == BASE:
-        return f"stands in a section; write it above [{SECTION}]"
     near = difflib.get_close_matches(name.lower().replace("-", "_"), Site.model_fields, n=1)
     hint = f"did you mean {SECTION}.{near[0]}?" if near else f"the keys are {', '.join(Site.model_fields)}"
     return f"unknown key of a site; {hint}"
