@@ -66,6 +66,9 @@ def test_a_site_stands_on_another_one(tmp_path: Path) -> None:
         "sites/big.toml:3: site.coers: unknown key of a site; did you mean site.cores?",
         f"sites/big.toml:2: site.cores: given {2**63}; a whole number has at most 64 bits",
     )
+    (tmp_path / "sites" / "big.toml").write_text('[site]\nbase = "lab"\n')
+    with pytest.raises(UserError, match=r"^sites/big.toml:2: site.base: stands in a section; write it above \[site\]$"):
+        load_site("big")
 
 
 def test_values_above_the_section_of_a_site_are_not_lost(tmp_path: Path) -> None:

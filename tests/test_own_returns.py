@@ -3,16 +3,24 @@ Does not test names that stand for nothing (test_own_names.py does)."""
 
 from __future__ import annotations
 
+import copy
+import functools
+import json
+import pickle
 import re
 import sys
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from pathlib import Path
+from typing import cast
 
+import numpy as np
 import pytest
 from runs import called, make_project
 
 from codescent.base.errors import UserError
-from codescent.base.returned import _parsed, checked
+from codescent.base.returned import _parsed, _takes, check_methods, checked
+from codescent.data.samples import Numbers, Samples, Source
 
 PAGE = Path(__file__).parents[1] / "docs" / "own_names.md"
 TASKS = """
@@ -65,6 +73,15 @@ class Floats(Copy):
     open = read(lambda x, y, extras: Samples(x * 1.0, y, extras))
 class Beyond(Copy):
     open = read(lambda x, y, extras: Samples(x + 300, y, extras))
+class Flat(Copy):
+    open = read(lambda x, y, extras: Samples(x[:, 0], y, extras))
+class Negative(Copy):
+    open = read(lambda x, y, extras: Samples(x - 300, y, extras))
+class NoDict(Copy):
+    open = read(lambda x, y, extras: Samples(x, y, None))
+class NoTargets(Copy):
+    extras = False
+    open = read(lambda x, y, extras: Samples(x, y[:, :0]))
 class Rows(Copy):
     open = read(lambda x, y, extras: Samples(x, y, {"lengths_B": x[0, :1]}))
 class NoExtras(Copy):
@@ -73,6 +90,16 @@ class Losses(Copy):
     open = source(losses=lambda self, numbers: 4)
 class Fine(Copy):
     pass
+class Proxy:
+    def __init__(self, inner):
+        self._inner = inner
+    def __getattr__(self, name):
+        return getattr(self.__dict__["_inner"], name)
+class Wrapped(Copy):
+    open = dataset(source=lambda self, *given: Proxy(CopyDataset.source(self, *given)))
+class Twice(Wrapped):
+    def open(self, request, path):
+        return Proxy(super().open(request, path))
 """
 KINDS = """
 from dataclasses import replace
@@ -109,6 +136,10 @@ DUE = {
     "task Positions": "train split: inputs are int64 [2, 15]; must have 16 positions",
     "task Floats": "train split: inputs are float64 [2, 16]; must have the dtype int64",
     "task Beyond": "must be below 257, the vocabulary of the model",
+    "task Flat": "train split: inputs are int64 [2]; must have 16 positions",
+    "task Negative": "; a token is 0 or more",
+    "task NoDict": "train split: extras are of the type NoneType; must be a dict of arrays",
+    "task NoTargets": "train split: targets are int64 [2, 0]; must have 16 positions",
     "task Rows": "train split: lengths_B of 2 samples are int64 [1]; must be an array of 2 rows",
     "task NoExtras": "train split: samples have no extras, but the model reads some, such as lengths_B",
     "task Losses": "train split: losses of 2 samples are of the type int; must be an array of 2 whole numbers",
@@ -155,9 +186,12 @@ def test_a_wrong_return_value_is_one_message(project: Path, case: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_what_is_due_trains(project: Path) -> None:
-    """Catches: a check that refuses what the base class allows."""
-    done = called(project, "train", "run.toml", "data.task=spoilt_tasks:Fine", "run.name=fine", "train.num_steps=1")
+@pytest.mark.parametrize("name", ["Fine", "Wrapped", "Twice"])
+def test_what_is_due_trains(project: Path, name: str) -> None:
+    """Catches: a check that refuses what the base class allows, or an object that passes all on to another one."""
+    done = called(
+        project, "train", "run.toml", f"data.task=spoilt_tasks:{name}", f"run.name={name}", "train.num_steps=1"
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -175,6 +209,10 @@ def test_what_is_due_trains(project: Path) -> None:
         ("list[tuple[str, int]]", [("a", "b")], "f returns [('a', 'b')]; must be a list of tuple[str, int]"),
         ("float", 3, ""),
         ("float", "3", "f returns '3'; must be a number"),
+        ("float", Fraction(1, 2), ""),
+        ("int", np.int64(3), ""),
+        ("tuple[float, ...]", (np.float32(0.5), np.int64(2), 1), ""),
+        ("int", np.float32(0.5), "f returns 0.5; must be an int"),
         ("Any", object(), ""),
         ("torch.optim.Optimizer", 3, ""),  # a name that planning does not have
     ],
@@ -183,8 +221,74 @@ def test_annotations_are_read_as_they_are_meant(hint: str, value: object, said: 
     """Catches: an annotation that is read as another one."""
     function: Callable[..., object] = checked(lambda: value, "f", _parsed(hint), {})
     if not said:
-        assert function() is value
+        assert function() == value
+        json.dumps(function(), default=id if hint in ("Any", "torch.optim.Optimizer") else None)
         return
     with pytest.raises(UserError) as told:
         function()
     assert str(told.value) == f"{said}: see codescent docs own_names"
+
+
+class Constant:
+    """A source whose samples have one token."""
+
+    name, num_samples, losses_per_sample = "train", 10, 4
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+
+    def read(self, numbers: Numbers) -> Samples:
+        found = np.full((len(numbers), 4), self.token)
+        return Samples(found, found)
+
+    @staticmethod
+    def losses(numbers: Numbers) -> object:
+        return np.full(len(numbers), 4) if len(numbers) else None
+
+
+def test_a_copy_of_a_checked_object_reads_its_own_attributes() -> None:
+    """Catches: methods that stay bound to the object that was copied, so that another split has the same samples."""
+    made = Constant(1)
+    for _ in range(2):
+        check_methods(made, Source, "x")
+    restored = pickle.loads(pickle.dumps(made))  # noqa: S301 - the test has made it
+    for copied in (copy.copy(made), copy.deepcopy(made), restored):
+        copied.token = 2
+        assert copied.read(np.arange(1)).inputs[0, 0] == 2
+        assert made.read(np.arange(1)).inputs[0, 0] == 1
+
+
+class Named:
+    """A base class."""
+
+    def name_of(self) -> str:
+        """A name."""
+        return ""
+
+
+class Nameless(Named):
+    """One whose method is wrong."""
+
+    def name_of(self) -> str:
+        """No name."""
+        return cast(str, None)
+
+
+class Inherits(Nameless):
+    """One that inherits the wrong method."""
+
+
+def test_a_message_names_the_class_that_is_used() -> None:
+    """Catches: the name of a base class whose methods were checked before."""
+    for cls, what in ((Nameless, "first"), (Inherits, "second")):
+        check_methods(cls(), Named, what)
+        with pytest.raises(UserError, match=f"^{what}: name_of returns None; must be a str"):
+            cls().name_of()
+
+
+@pytest.mark.parametrize(
+    ("function", "fits"), [(dict, True), (functools.partial(pow, 2), True), (3, False), (lambda: 1, False)]
+)
+def test_a_function_that_tells_no_arguments_is_not_refused(function: object, fits: bool) -> None:
+    """Catches: a refusal of a function of C, such as derived = dict."""
+    assert _takes(function, [""], []) is fits

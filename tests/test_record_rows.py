@@ -144,6 +144,53 @@ def test_rows_that_only_metrics_csv_has_are_not_deleted_in_silence(tmp_path: Pat
     assert rows_of(run.path) == ([row(2)],) * 2
 
 
+@pytest.mark.parametrize("to", ["nowhere", METRICS_JSONL])
+def test_a_link_that_leads_nowhere_is_no_missing_file(tmp_path: Path, to: str) -> None:
+    """Catches a resume that reads no rows, and deletes those of metrics.csv: a disk is not mounted."""
+    run = make(tmp_path / "run", 3)
+    (run.path / METRICS_JSONL).unlink()
+    (run.path / METRICS_JSONL).symlink_to(run.path / to)
+    before = (run.path / METRICS_CSV).read_bytes()
+    for act in (run.read_metrics, lambda: run.rewind(1), lambda: run.metrics(row(4)), run.derive):
+        with pytest.raises(UserError, match=r"metrics\.jsonl: is a symbolic link that leads nowhere: mend the link"):
+            act()
+    assert (run.path / METRICS_CSV).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        Path.unlink,
+        cut(0),
+        cut(0.5),
+        lambda path: os.truncate(path, path.stat().st_size - 1),
+        lambda path: path.rename(path.parent / "moved") and path.symlink_to(path.parent / "moved"),
+    ],
+    ids=["deleted", "emptied", "half", "without the last newline", "moved, and a link"],
+)
+def test_metrics_csv_that_changes_during_a_run_is_written_again(
+    tmp_path: Path, change: Callable[[Path], object]
+) -> None:
+    """Catches a metrics.csv that has only the rows after the change."""
+    run = make(tmp_path / "run", 3)
+    run.metrics(row(4))
+    change(run.path / METRICS_CSV)
+    for step in (5, 6):
+        run.metrics(row(step))
+        assert rows_of(run.path) == (whole(range(1, step + 1)),) * 2
+    assert not (run.path / METRICS_CSV).is_symlink()
+
+
+def test_metrics_jsonl_that_is_deleted_during_a_run_is_not_begun_anew(tmp_path: Path) -> None:
+    """Catches rows that only metrics.csv has left, and that the next resume deletes."""
+    run = make(tmp_path / "run", 3)
+    run.metrics(row(4))
+    (run.path / METRICS_JSONL).unlink()
+    with pytest.raises(UserError, match=r"csv: has rows, but metrics\.jsonl, of which it is a copy, is missing"):
+        run.metrics(row(5))
+    assert not (run.path / METRICS_JSONL).exists()
+
+
 CHANGE = ("writing.py", "durable.py")
 """The files of codescent/base that open, cut and replace files. `append` of lines.py writes a row."""
 

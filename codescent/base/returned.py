@@ -7,9 +7,13 @@ import ast
 import dataclasses
 import functools
 import inspect
+import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from numbers import Integral, Real
 from typing import Any, TypeVar, cast
+from weakref import WeakSet
 
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
@@ -28,31 +32,51 @@ _HEADS: Mapping[str, tuple[tuple[type, ...], str]] = {
 }
 """Heads of annotations: the types that fit, and what a message calls them."""
 _HELP = "see codescent docs own_names"
+_CHECKED = WeakSet[Callable[..., Any]]()
+"""Methods whose return values are checked."""
 
 
 def check_methods(made: object, base: type, what: str) -> None:
     """Replace each method that a class of the user overrides by one whose return value is checked.
 
+    The class has these methods, not the object: a copy of the object, also one of pickle, has methods of its own.
+    Methods that are no functions, and those of classes of this package, stay as they are.
+
     Args:
-        made: the object of the user's class. The methods of a class with __slots__ stay as they are.
+        made: the object of the user's class.
         base: the base class, or the protocol, whose annotations say what is due.
         what: what a message begins with, such as "data.task = mine:Mine".
 
     Raises:
         UserError: methods that cannot be called as those of the base class.
     """
-    problems = list[str]()
-    for name, method in inspect.getmembers(base, inspect.isfunction):
-        is_changed = getattr(type(made), name, None) is not method and name not in getattr(made, "__dict__", {})
-        if name.startswith("_") or not is_changed:
-            continue
-        function = getattr(made, name)
-        problems += _arguments(f"{what}: {name}", function, method)
-        if hasattr(made, "__dict__"):
-            due = _parsed(inspect.get_annotations(method)["return"])
-            object.__setattr__(made, name, checked(function, f"{what}: {name}", due, method.__globals__))
-    if problems:
+    cls = type(made)
+    methods = {
+        name: method
+        for name, method in inspect.getmembers(base, inspect.isfunction)
+        if not name.startswith("_") and getattr(cls, name, None) is not method
+    }
+    if problems := [
+        one for name, method in methods.items() for one in _arguments(f"{what}: {name}", getattr(made, name), method)
+    ]:
         raise UserError(*problems)
+    if cls.__module__.partition(".")[0] != __name__.partition(".")[0]:
+        for name, method in methods.items():
+            _check_method(cls, name, method, f"{what}: {name}")
+
+
+def _check_method(cls: type, name: str, method: Callable[..., Any], what: str) -> None:
+    """Replace a method of a class by one whose return value is checked, if it is none yet."""
+    found = inspect.getattr_static(cls, name, None)
+    is_wrapped = isinstance(found, staticmethod | classmethod)
+    function = found.__func__ if is_wrapped else found
+    if not inspect.isfunction(function) or (function in _CHECKED and name in vars(cls)):
+        return
+    function = inspect.unwrap(function, stop=lambda one: one not in _CHECKED)  # else a message names a base class
+    call = checked(function, what, _parsed(inspect.get_annotations(method)["return"]), method.__globals__)
+    _CHECKED.add(call)
+    with suppress(TypeError, AttributeError):  # a class of C, or one that stays as it is
+        setattr(cls, name, type(found)(call) if is_wrapped else call)
 
 
 def check_values(made: object, protocol: type, what: str) -> None:
@@ -103,7 +127,7 @@ def checked(function: Callable[..., Any], what: str, due: ast.expr, names: Mappi
 
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
-        value = function(*args, **options)
+        value = _plain(function(*args, **options))
         if not _fits(value, due, names):
             raise UserError(f"{what} returns {_is_what(value, due, names)}; must be {_words(due, names)}: {_HELP}")
         if _is_iterator(due):
@@ -114,6 +138,18 @@ def checked(function: Callable[..., Any], what: str, due: ast.expr, names: Mappi
         return value
 
     return call
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy as int or float, also in a tuple or a list. All else as it is."""
+    if isinstance(value, int | float):
+        return value
+    if isinstance(value, Real):
+        return int(value) if isinstance(value, Integral) else float(value)
+    if type(value) in (tuple, list):
+        plain = [_plain(one) for one in value]
+        return value if all(map(operator.is_, plain, value)) else type(value)(plain)
+    return value
 
 
 @functools.cache
@@ -181,10 +217,11 @@ def _elements(value: Any, due: ast.expr) -> Iterator[tuple[Any, ast.expr]]:
 
 
 def _lacking(value: object, protocol: type) -> list[str]:
-    """Members of a protocol that a value does not have. Properties are not computed."""
+    """Members of a protocol that a value does not have. Properties are not computed, unless `__getattr__` may be."""
     members = {name for cls in protocol.__mro__ for name in (*vars(cls), *inspect.get_annotations(cls))}
     wanted = sorted(name for name in members if not name.startswith("_"))
     found = set(dir(value))
+    found |= {name for name in wanted if hasattr(type(value), "__getattr__") and hasattr(value, name)}
     return [name for name in wanted if name not in found]
 
 
@@ -207,8 +244,9 @@ def _is_what(value: object, due: ast.expr, names: Mapping[str, Any]) -> str:
     """What a value is, in a few words."""
     if value is None:
         return "None"
-    text = f"a {type(value).__name__}"
-    if isinstance(value, str | int | float | tuple | list | Mapping):
+    name = type(value).__name__
+    text = f"{'an' if name[0] in 'AEIOUaeio' else 'a'} {name}"
+    if isinstance(value, str | Real | tuple | list | Mapping):
         text = f"{value!r}" if len(repr(value)) <= 60 else text
     if (protocol := _protocol(value, due, names)) is not None:
         text += f", which lacks {', '.join(_lacking(value, protocol))}"
@@ -246,9 +284,11 @@ def _arguments(what: str, function: Callable[..., Any], method: Callable[..., An
 
 
 def _takes(function: object, plain: Sequence[str], named: Sequence[str]) -> bool:
-    """Whether something can be called with these arguments."""
+    """Whether something can be called with these arguments, as far as it tells."""
     try:
         inspect.signature(cast(Callable[..., Any], function)).bind(*plain, **dict.fromkeys(named))
-    except (TypeError, ValueError):  # ValueError: a function of C without a signature
+    except TypeError:
         return False
+    except ValueError:  # a function of C, such as dict, without a signature
+        pass
     return True

@@ -10,25 +10,32 @@ FORMS: Mapping[str, str] = {
     "a token of Hugging Face": r"\bhf_[A-Za-z0-9]{20,}",
     "a token of GitHub": r"\b(?:gh[oprsu]_[A-Za-z0-9]{20,}|github_pat_\w{20,})",
     "a token of GitLab": r"\bglpat-[\w-]{16,}",
-    "a key of OpenAI or Anthropic": r"(?<![\w/-])sk-[\w-]{20,}",
+    "a key of OpenAI or Anthropic": r"(?<![\w/-])sk-(?:(?:proj|svcacct|admin|ant|or)-[\w-]{20,}|[A-Za-z0-9]{32,})",
     "a key of AWS": r"\bA[KS]IA[0-9A-Z]{16}\b",
     "a key of Google": r"\bAIza[\w-]{30,}",
     "a token of Slack": r"\bxox[abeprs]-[\w-]{8,}",
     "a token of npm": r"\bnpm_\w{30,}",
     "a key of wandb": r"\bwandb\s+login\s[^;&|\n]{0,80}\b[0-9a-f]{40}\b",
+    "a key of NVIDIA": r"\bnvapi-[\w-]{40,}",
+    "a token of Docker": r"\bdckr_pat_[\w-]{20,}",
     "a web token (JWT)": r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}",
-    "a password in an address": r"\w://[^/\s:@]*:(?!\$)[^/\s@]+@",
+    "a password in an address": r"\w://[^/\s:@]*:(?!\$)[^/\s@]+@(?!sha256:)",
     "the value of a header": r"(?i)\bAuthorization\W+(?:Bearer|Basic|Token)\s+(?!\$)\S",
 }
 """What has the form of a secret, in words, and the form. The tokens of wandb look like a commit of git."""
-NAME = r"[\w-]*?(?:PASSWORD|PASSWD|PASSPHRASE|TOKEN|SECRET(?:_KEY)?|(?:API|ACCESS|PRIVATE)[_-]?KEY)(?:_?\d+)?"
-"""Names whose value is a secret. HF_TOKEN_PATH is none: its name goes on."""
+_OF_A_VOCABULARY = r"(?:[\w-]*?[_-])?(?:BOS|EOS|PAD|UNK|MASK|SEP|CLS|STOP)[_-]TOKEN"
+NAME = (
+    rf"(?!{_OF_A_VOCABULARY})[\w-]*?"
+    r"(?:PASSWORD|PASSWD|PASSPHRASE|TOKEN|SECRET(?:_KEY)?|(?:API|ACCESS|PRIVATE)[_-]?KEY)(?:_?\d+)?"
+)
+"""Names whose value is a secret. HF_TOKEN_PATH is none: its name goes on. Nor is eos_token, a token of a vocabulary."""
 NAMED = re.compile(
     rf"(?:(?<![\w$-])(?P<name>{NAME})(?:\+?=|:\s+)|(?<!\S)--?(?P<option>{NAME})(?:=|[ \t]+))"
-    r"[\"']?(?![-$`(<\[]|\d{1,7}\b|(?:true|false|yes|no|none)\b)[^\s\"',;]{4,}",
+    r"[\"']?(?![-$`(<\[{]|\\\$|%\w+%|\*{3}|x{3,}\b|~/|id=|\d{1,7}\b|(?:true|false|yes|no|none|null|auto|stdin)\b)"
+    r"[^\s\"',;]{4,}",
     re.IGNORECASE | re.ASCII,
 )
-"""A name with a value that is no variable, number or switch, and no token of a vocabulary such as <pad>."""
+"""A name with a value that is no variable, file, number, switch or gap such as {{ }}, and no token such as <pad>."""
 _USER = re.compile(r"(?<=://)[^/?#\s]*@")
 """The user, and perhaps a password, of an address: to the last @, as a password may have one."""
 

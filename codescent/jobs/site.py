@@ -18,7 +18,7 @@ from codescent.base.errors import UserError
 from codescent.base.secret import is_secret_name, warnings
 from codescent.config.given import Given, Problem, read_override, wrong_values
 from codescent.config.keys import Section, Text, TextOrPath, auto, key
-from codescent.config.named_files import NamedFiles, TomlFile
+from codescent.config.named_files import BASE, NamedFiles, TomlFile
 from codescent.config.words import Key, key_of, toml_value
 from codescent.jobs.device import device_of
 
@@ -247,7 +247,8 @@ def _values(file: TomlFile, problems: list[Problem]) -> Iterator[tuple[str, Give
         if full in KEYS:
             yield full, Given(value, origin)
         else:
-            problems.append(Problem(origin, full, _unknown(name)))
+            above = f"stands in a section; write it above [{SECTION}]"
+            problems.append(Problem(origin, full, above if name == BASE else _unknown(name)))
 
 
 def _key_of(name: str) -> Key | str:

@@ -56,7 +56,10 @@ def append(path: Path, line: str, header: str = "") -> None:
 
 
 def forward(path: Path) -> Iterator[bytes]:
-    """All complete lines from first to last, without newlines. A missing file has no lines."""
+    """All complete lines from first to last, without newlines. A missing file has no lines.
+
+    Raises UserError: it cannot be read, such as a link that leads nowhere.
+    """
     with _reading(path) as file:
         while line := file.readline(MOST_LINE_BYTES + 1):
             if len(line) > MOST_LINE_BYTES:
@@ -118,6 +121,8 @@ def _cut_to(path: Path, size_bytes: int) -> None:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[IO[bytes]]:
+    if path.is_symlink() and not path.exists():  # to take it for a missing file would lose what it led to
+        raise UserError(f"{path}: is a symbolic link that leads nowhere: mend the link")
     with user_errors(path), open_regular(path) if path.exists() else io.BytesIO() as file:
         if (size_bytes := file.seek(0, os.SEEK_END)) > MOST_BYTES:
             raise UserError(f"{path}: has {size_bytes:,} bytes, more than a run writes")

@@ -40,7 +40,8 @@ class Rows:
         self._convert: dict[str, Callable[[Any], Number]] = {
             name: _number if integers is None else int if name in integers else float for name in columns
         }
-        self._derived = False
+        self._csv_bytes: int | None = None
+        """The size of metrics.csv as this object left it. Another size: somebody has changed the file."""
 
     @property
     def csv(self) -> Path:
@@ -55,13 +56,19 @@ class Rows:
     def append(self, row: Mapping[str, Number]) -> None:
         """Append a row to metrics.jsonl, then to metrics.csv. A missing column is null in JSON, an empty field in CSV.
 
-        Raises UserError: a file cannot be written; or see `derive`, which the first call does.
+        Raises UserError: a file cannot be written; or see `derive`, which is called at first, and where somebody has
+        changed or deleted metrics.csv since.
         """
-        if not self._derived:
+        if self._csv_bytes is None:
             self.derive()
+        self._refuse_csv_alone()
         whole = self._row(row)
         append(self.jsonl, json_line(whole))
+        if _size_bytes(self.csv) != self._csv_bytes:
+            self.derive()
+            return
         append(self.csv, _csv_line(whole), self._header())
+        self._csv_bytes = _size_bytes(self.csv)
 
     def read(self) -> Iterator[Row]:
         """All rows in order.
@@ -97,20 +104,22 @@ class Rows:
         return deleted
 
     def derive(self) -> None:
-        """Give metrics.csv the rows of metrics.jsonl: what it has more is cut off; if it lacks some, it is replaced.
+        """Give metrics.csv the rows of metrics.jsonl: what it has more is cut off; if it lacks some or is a link, it is
+        replaced.
 
         Raises UserError: a line of metrics.jsonl is not a row; metrics.jsonl is missing; a file cannot be written.
         """
         self._refuse_csv_alone()
         lines = count(self.jsonl) + 1
-        found = next(islice(forward(self.csv), lines - 1, None), b"")
-        if header_of(self.csv) == self.columns and found == self._last():
+        is_link = self.csv.is_symlink()  # it is replaced, not followed
+        found = b"" if is_link else next(islice(forward(self.csv), lines - 1, None), b"")
+        if not is_link and header_of(self.csv) == self.columns and found == self._last():
             cut(self.csv, lines)
         else:
             rows = (_csv_line(row).encode() for row in self.read())
             with user_errors(self.csv):
                 replace_file(self.csv, chain([self._header().encode()], rows))
-        self._derived = True
+        self._csv_bytes = _size_bytes(self.csv)
 
     def _last(self) -> bytes | None:
         """The last line that metrics.csv must have, without its newline; None: metrics.jsonl ends with no row."""
@@ -234,6 +243,14 @@ def _names(path: Path) -> list[str]:
         return list(_object(next(forward(path), b"{}")))
     except ValueError:
         return []
+
+
+def _size_bytes(path: Path) -> int | None:
+    """The size of a file, or of a link itself; None: there is none."""
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return None
 
 
 def _number(value: Any) -> Number:
