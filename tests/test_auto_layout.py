@@ -181,7 +181,7 @@ def test_a_batch_in_tokens_has_the_layout_of_its_samples(project: Path) -> None:
 
 REFUSED = {
     "no cluster": (("run.cluster=auto",), 'parallel.layout = "auto": needs run.cluster, such as run.cluster = '),
-    "an unknown cluster": (("run.cluster=lapdog",), 'run.cluster: cluster "lapdog": there is no such file'),
+    "an unknown cluster": (("run.cluster=lapdog",), 'run.cluster: cluster "lapdog": no such file'),
     "other devices": (("run.cluster=h100-sxm",), 'parallel.layout = "auto": train.device = "cpu": the devices of'),
     "servers": (("parallel.servers=1", "parallel.updates=asynchronous"), 'parallel.layout = "auto": ranks that are'),
     "a degree": (("model.num_heads=1", "parallel.tp=2"), 'parallel.layout = "auto": every layout of these'),

@@ -48,7 +48,7 @@ def test_a_folder_that_goes_while_it_is_made_is_made_again(tmp_path: Path, monke
 
 def test_who_has_waited_for_a_folder_that_goes_makes_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     partial, is_claimed, is_waited_for = tmp_path / ".partial-x", threading.Event(), threading.Event()
-    monkeypatch.setattr(prepared, "warn", lambda said: is_waited_for.set())
+    monkeypatch.setattr(prepared, "note", lambda said: is_waited_for.set())
 
     def fail_when_waited_for() -> None:
         with claimed(partial):

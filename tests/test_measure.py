@@ -405,7 +405,7 @@ REFUSED = {
     ),
     "no cluster": (
         ["--out", "here.toml", "--nccl-tests", "in.txt", "--cluster", "a100-80gb-sxn"],
-        "did you mean a100-80gb-sxm?",
+        "did you mean a100-80gb-sxm (shipped)",
     ),
     "a cluster without tables": (
         ["--out", "here.toml", "--cluster", BASE],

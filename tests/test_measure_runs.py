@@ -116,7 +116,7 @@ def test_everything_wrong_is_said_at_once(runs: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (("--cluster", "nix"), 'cluster "nix": there is no such file'),
+        (("--cluster", "nix"), 'cluster "nix": no such file'),
         (("--cluster", "h100-sxm"), 'runs/one: train.device = "cpu": the devices of h100-sxm are "cuda"'),
         (("--nccl-tests", "a.txt"), "--nccl-tests: gives links, and --from constants; give one of them"),
         (("--constants", "step_s,host_s"), "--constants: 2 constants cannot be fitted to 1 run: each needs a run"),
@@ -132,13 +132,12 @@ def test_what_is_refused(runs: Path, words: tuple[str, ...], problem: str) -> No
 
 def test_steps_that_took_no_time_are_refused(runs: Path) -> None:
     """The logarithm of nothing, so a file with constants that are no numbers."""
-    columns, *rows = (runs / "runs/one/metrics.csv").read_text().splitlines()
-    at = columns.split(",").index("step_s")
-    damaged = [",".join([*fields[:at], "0.0", *fields[at + 1 :]]) for fields in (row.split(",") for row in rows)]
-    (runs / "runs/one/metrics.csv").write_text("\n".join([columns, *damaged]) + "\n")
+    file = runs / "runs/one/metrics.jsonl"
+    rows = [json.loads(line) | {"step_s": 0.0} for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     done = called(runs, "measure", "--from", "runs/one", "--out", "here.toml")
     assert done.returncode == 2
-    assert "runs/one: its median step took 0 s: metrics.csv is damaged" in done.stderr
+    assert "runs/one: its median step took 0 s: metrics.jsonl is damaged" in done.stderr
     assert not (runs / "here.toml").exists()
 
 

@@ -51,7 +51,7 @@ def test_a_cluster_that_is_not_there_is_said_before_a_run_begins(tmp_path: Path,
     make_project(tmp_path)
     done = called(tmp_path, "train", "run.toml", "run.cluster=h100", "run.name=one", *words)
     assert done.returncode == 2
-    assert 'error: run.cluster: cluster "h100": there is no such file' in done.stderr
+    assert 'error: run.cluster: cluster "h100": no such file' in done.stderr
     assert not (tmp_path / "runs/one").exists()
 
 

@@ -122,9 +122,10 @@ class NamedFiles:
 
 
 def _near(stem: str, names: Mapping[str, str]) -> list[str]:
-    """What is said of the names that are like one, without regard to case, _ and -."""
+    """What is said of the names that are like one, without regard to case, _ and -. Those that begin so come first."""
     alike, wanted = {_plain(one): said for one, said in names.items()}, _plain(stem)
-    return [alike[one] for one in difflib.get_close_matches(wanted, alike, n=1 if wanted in alike else 3)]
+    near = difflib.get_close_matches(wanted, alike, n=1 if wanted in alike else 3)
+    return [alike[one] for one in sorted(near, key=lambda one: not one.startswith(wanted))]
 
 
 def _plain(name: str) -> str:

@@ -119,7 +119,9 @@ def _fitting(run: Run, plan: Plan, cluster: Cluster, start: Software, kind: str,
     if measured.step_s is None:
         raise UserError("has no measured step since it was continued last")
     if not 0 < measured.step_s < MOST_STEP_S:
-        raise UserError(f"its median step took {measured.step_s:g} s: metrics.csv is damaged, or a clock was set back")
+        raise UserError(
+            f"its median step took {measured.step_s:g} s: metrics.jsonl is damaged, or a clock was set back"
+        )
     timed = MeasuredRun(plan, cluster, as_run(start, config, kind), measured.step_s)
     found = FittingRun(run.name, timed, measured)
     predicted_s, held = timed.priced(np.zeros(0), ()).step_s, found.held(start)

@@ -54,6 +54,8 @@ COLUMNS = (
     *("predicted_s", "load_before", "load_after", "notes"),
 )
 """Columns of study.csv; those of the axes come before."""
+MOST_CELL = 128 * 1024
+"""Characters of a cell of a table."""
 
 
 def write_table(path: Path, axes: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
@@ -150,6 +152,7 @@ def _cells(file: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """The columns of a table, and its rows that are not empty, each with its line. Raises UserError: it is no table."""
     try:
         with io.StringIO(read_bytes(file).decode("utf-8-sig"), newline="") as stream:
+            csv.field_size_limit(MOST_CELL)  # a reader of a corpus may have set another one
             reader = csv.reader(stream)
             lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
