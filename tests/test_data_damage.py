@@ -290,6 +290,7 @@ def test_a_bit_that_turned_on_the_disk_itself_is_found(ranks: int, project: Path
         assert not (project / "runs" / f"{verify}{ranks}").exists()
 
 
+@pytest.mark.slow
 def test_data_is_trusted_aloud_if_nobody_knows_its_blocks(project: Path, forker: Forker) -> None:
     """Large data with checksums is compared as it is read. Without them it is not, and the user is told."""
     words = ("data.folder=unsummed", "train.num_steps=2")

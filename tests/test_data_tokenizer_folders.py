@@ -486,7 +486,13 @@ def _ids(tokenizer: Tokenizer, text: str) -> list[int] | None:
         return None
 
 
-@pytest.mark.parametrize("named", [None, "PreTrainedTokenizerFast", "GPTNeoXTokenizerFast"])
+NAMED = [
+    None,
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("PreTrainedTokenizerFast", "GPTNeoXTokenizerFast")),
+]
+
+
+@pytest.mark.parametrize("named", NAMED)
 def test_a_folder_is_judged_by_the_class_that_autotokenizer_makes(named: str | None, tmp_path: Path) -> None:
     wrong = []
     for model_type, usual in TOKENIZER_MAPPING_NAMES.items():

@@ -139,6 +139,7 @@ def test_every_layout_has_the_same_averages(
         assert row["optimizer_bytes"] == pytest.approx(declared, abs=256)  # torch pads master copies of uneven shards
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_bits_and_another_layout_goes_on(
     project: Path, forker: Forker, one: RunFolder
 ) -> None:

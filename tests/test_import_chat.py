@@ -249,6 +249,7 @@ def places(run: RunFolder) -> list[str]:
     return re.findall(r'(?m)^(?:weights|tokenizer|chat_template) = "(.*)"$', (run.path / "config.toml").read_text())
 
 
+@pytest.mark.slow
 def test_a_tuned_run_goes_on_when_the_folder_of_its_base_has_moved(project: Path, tmp_path: Path) -> None:
     for name in ("chat", "talks.jsonl"):
         (shutil.copytree if name == "chat" else shutil.copy)(project / name, tmp_path / name)

@@ -45,7 +45,7 @@ def assert_bitwise(found: RunFolder, expected: RunFolder) -> None:
         assert all(torch.equal(tensors[key], theirs[name][key]) for key in theirs[name]), name
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_rows_and_checkpoints_are_those_of_reading_at_once(runs: Runs, ranks: int) -> None:
     words = ("train.num_steps=17", "train.eval_every=7", "log.every=5", "checkpoint.every=6", "train.check_every=11")
     expected, found = (runs.run(ranks, *words, fault=fault) for fault in ("", "late"))

@@ -126,6 +126,7 @@ class LateOptimizer(LionOptimizer):
 """
 
 
+@pytest.mark.slow
 def test_an_exception_of_a_later_step_has_the_line_of_the_users_file(project: Path) -> None:
     """A traceback of ours would hide whose error it is."""
     (project / "late.py").write_text(RAISES)

@@ -327,7 +327,7 @@ REPLAYED = {
 }
 
 
-@pytest.mark.parametrize("case", REPLAYED)
+@pytest.mark.parametrize("case", [pytest.param(one, marks=[pytest.mark.slow] * ("," in one)) for one in REPLAYED])
 def test_one_process_replays_asynchronous_pushes(runs: Runs, case: str) -> None:
     """Also pushes of a run that was continued: what came after its checkpoint is not in the order twice."""
     ranks, words = REPLAYED[case]

@@ -54,6 +54,7 @@ def test_a_push_that_is_not_finite_although_its_norm_is_names_its_rank(runs: Run
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_a_server_ends_at_once_by_what_it_refuses(tmp_path: Path) -> None:
     """The whole command. The worker in the server's process waits for its own server, which answers nobody any more."""
     make_project(tmp_path)
@@ -101,7 +102,7 @@ REFUSED = {
 machine the other worker may take most of them."""
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", [pytest.param(one, marks=[pytest.mark.slow] * (one == "rounds")) for one in REFUSED])
 def test_a_replay_applies_no_push_that_the_run_has_refused(runs: Runs, case: str) -> None:
     fault, more, number = REFUSED[case]
     words = ("parallel.servers=2", *MODES["asynchronous"], *more)

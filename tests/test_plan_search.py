@@ -103,6 +103,7 @@ def test_without_a_cluster_the_rules_of_the_page_answer(tmp_path: Path) -> None:
     assert "parallel.dp_shard" in json.loads(text)["layout"]
 
 
+@pytest.mark.slow
 def test_offload_is_searched_where_nothing_fits_without_it(tmp_path: Path) -> None:
     """A slower layout among the ten, twice the work, or a model that is said to fit nowhere."""
     words = (*SMALL, "--free", "all", "--cluster", "h100-sxm", "--search", "--ranks", "2")

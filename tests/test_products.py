@@ -134,7 +134,7 @@ def test_nothing_changes_with_bf16_instructions_or_in_fp32(widening: None) -> No
 @pytest.mark.parametrize(
     "words",
     [
-        ("model.dropout=0.1", "train.head_chunk_tokens=8"),
+        pytest.param(("model.dropout=0.1", "train.head_chunk_tokens=8"), marks=pytest.mark.slow),
         ("model.kind=llama", "model.num_kv_heads=1", "lora.rank=2", "parallel.recompute=selective"),
     ],
     ids=["gpt2 with dropout", "llama with adapters"],

@@ -193,6 +193,7 @@ def test_ctrl_c_saves_the_run_of_several_ranks_and_a_second_one_kills_them(proje
         assert codescent.Run("runs/one").state == "stopped"
 
 
+@pytest.mark.slow
 def test_an_exit_code_of_ranks_becomes_an_exception(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

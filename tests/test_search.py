@@ -134,7 +134,10 @@ SAMPLED = [("gpt2", 16, "a100-40gb-pcie", 20), ("llama", 24, "h100-sxm", 15), ("
            ("adapters", 8, "p4000-lab", 8), ("large", 32, "mi300x", 4)]  # fmt: skip
 
 
-@pytest.mark.parametrize(("model", "ranks", "cluster", "number"), SAMPLED)
+@pytest.mark.parametrize(
+    ("model", "ranks", "cluster", "number"),
+    [pytest.param(*one, marks=[pytest.mark.slow] * (one[0] == "large")) for one in SAMPLED],
+)
 def test_no_bound_is_above_a_price(model: str, ranks: int, cluster: str, number: int) -> None:
     """A change of cost/ that the bounds of a search do not follow."""
     search, chosen = search_of(config_of(model), ranks, cluster), random.Random(0)

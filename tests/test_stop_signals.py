@@ -218,6 +218,7 @@ def test_a_loop_is_saved_once_and_continues_to_the_same_losses(
     assert len(again.losses()) == step + 3
 
 
+@pytest.mark.slow
 def test_a_loop_without_the_file_ends_with_the_code(tmp_path: Path, loops: list[Loop]) -> None:
     codes = {}
     for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
