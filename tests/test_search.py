@@ -17,7 +17,7 @@ from codescent.build.plan import build, trajectory
 from codescent.clusters.files import load_cluster, software_of
 from codescent.config.load import load
 from codescent.config.sections import Config
-from codescent.plan import Verb
+from codescent.plan import Mesh, Verb
 from codescent.plan.pipeline import SCHEDULES
 from codescent.planner.prediction import not_priced
 from codescent.planner.search.apart import apart
@@ -154,6 +154,24 @@ def test_no_bound_is_above_a_price(model: str, ranks: int, cluster: str, number:
         assert max(bounds_s) <= found.price.step_s * (1 + 1e-9), (layout, bounds_s, found.price.step_s)
         assert scheduled.kept_bytes <= scheduled.bytes(frame, options) <= found.memory.total * (1 + 1e-9), layout
         assert bounds_s[-1] > 0.5 * found.price.step_s, layout
+
+
+def test_messages_of_layers_and_of_weights_slow_a_computation_once() -> None:
+    """Catches a bound that adds both, of ring attention beside weights that are gathered: it was above the price."""
+    search = search_of(config_of("large"), 32, "mi300x")
+    search.admit()
+    mesh = Mesh(pp=1, dp_shard=2, cp=2, tp=8)
+    found = [
+        (frame, options)
+        for family in search.families.values()
+        for frame, factors in family
+        if frame.mesh == mesh and frame.microbatch_size == 32
+        for options in search.factors.all(factors)
+        if (options["parallel.context"], options["parallel.recompute"]) == ("ring", "full")
+    ]
+    assert found
+    for frame, options in found:
+        assert search.bounds.step_s(frame, options) < search.found(LayoutChoice(frame, options)).price.step_s
 
 
 def test_a_key_that_is_given_stays_and_the_losses_too() -> None:

@@ -86,9 +86,10 @@ def walk(
     """A pass of one micro-batch through consecutive depths.
 
     Messages that fit into the computation of a depth make it longer by `Software.contention`, and nobody waits for
-    them. Of others it is known that their link is busy, and that they make it longer or are waited for. Messages of
-    layers share links with them. Here that counts only where the most is asked for. While a device copies, it waits
-    less for its host, and for messages beside the computation.
+    them. Messages of layers beside it do so, too: of both the longer ones count (cost/stage_time.py). Of others it is
+    known that their link is busy, and that they make it longer or are waited for. Messages of layers share links with
+    them. Here that counts only where the most is asked for. While a device copies, it waits less for its host, and for
+    messages beside the computation.
 
     Args:
         computed, begins, ends: of all depths, of the one that computes first, and of the one that computes last.
@@ -108,7 +109,7 @@ def walk(
     first_s, last_s = _most_s(begins, copies.begins_s, contention), _most_s(ends, copies.ends_s, contention)
     opening_s = max(opens) + (max(0.0, max(follows) - first_s) if exact else 0.0)
     opened_s = max(opens) + max(follows) if fits else sum(before)
-    hidden_s = _hidden_s(sent)
+    hidden_s = max(0.0, _hidden_s(sent) - sum(computed.beside))  # `device_s` is longer by messages of layers already
     if fits:
         taken_s = (contention - 1.0) * hidden_s
     else:
