@@ -286,6 +286,7 @@ REFUSED: dict[str, tuple[dict[str, dict[str, Any]], int, str]] = {
     "no config": ({"model": {"config": None}}, 1, r"model\.config: not given; give the path of a config\.json"),
     "nonsense": ({"model": {"config": '{"model_type": "opt", "hidden_size": "wide"}'}}, 1, "transformers refuses it"),
     "adapters": ({"lora": {"rank": 2, "targets": "self_attn.query"}}, 1, "there is no 'self_attn.query' in this model"),
+    "adapters of no layer": ({"model": {"config": config_of("gpt2")}, "lora": {"rank": 2}}, 1, r"no torch\.nn\.Linear"),
 }
 
 

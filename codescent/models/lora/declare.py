@@ -34,9 +34,11 @@ def resolve(
             each task needs a new one.
 
     Raises:
-        UserError: every unknown name; a rank that is not smaller than both sides of a matrix.
+        UserError: no layer takes adapters; every unknown name; a rank that is not smaller than both sides of a matrix.
     """
     matrices = {_layer(p): p for p in parameters if p.role in _ROLES and _BLOCK.match(p.name)}
+    if not matrices:
+        raise UserError("lora.rank: no layer of this model takes an adapter: its blocks have no torch.nn.Linear")
     heads = tuple(dict.fromkeys(_layer(p) for p in parameters if p.role is Role.LOGITS))
     lora = Lora(
         rank=rank,
