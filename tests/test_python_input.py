@@ -225,6 +225,7 @@ def test_an_error_of_the_callers_code_keeps_its_traceback(project: Path, monkeyp
 
 def test_ctrl_c_does_not_break_off_an_import() -> None:
     """Catches half of torch in a notebook: every later import of it fails, so the kernel must be started again."""
+    outside = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     done: list[str] = []
 
     def imports() -> None:
@@ -233,7 +234,9 @@ def test_ctrl_c_does_not_break_off_an_import() -> None:
             time.sleep(0)
             done.append("imported")
 
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        imports()
-    assert (done, signal.getsignal(signal.SIGINT)) == (["imported"], before)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            imports()
+        assert (done, signal.getsignal(signal.SIGINT)) == (["imported"], signal.default_int_handler)
+    finally:
+        signal.signal(signal.SIGINT, outside)

@@ -123,7 +123,10 @@ class Run:
             prompt: a text to continue, or a user's message if the run has a chat template; None: a text that begins a
                 document, or the answer to "Hello".
             tokens: the largest number of new tokens.
-            temperature, top_k, top_p, seed: how tokens are chosen; the same seed gives the same text.
+            temperature: 0: always the likeliest token; 1: as the model says; higher: more variety.
+            top_k: one of so many likeliest tokens; None: of all.
+            top_p: one of the fewest tokens that have this probability together.
+            seed: of the random numbers; the same one gives the same text.
             best: use the checkpoint with the lowest validation loss.
             step: use the checkpoint of this step. The default is the newest one.
             ema: use the moving average of its weights (train.ema), not the weights.
