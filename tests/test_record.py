@@ -7,8 +7,10 @@ import csv
 import json
 import math
 import random
+import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -342,3 +344,16 @@ def test_a_table_refuses_names_that_would_break_its_lines(tmp_path: Path) -> Non
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="file"):
         Table(tmp_path / "file" / "folder")
+
+
+def test_a_folder_that_is_being_removed_is_said_whichever_file_goes_first(run: RunFolder) -> None:
+    """Catches the advice to put metrics.jsonl back, while `rm -r` still has files to delete."""
+    run.hold()
+    run.metrics(row(1))
+    (run.path / METRICS_JSONL).unlink()
+    removal = threading.Timer(0.05, shutil.rmtree, [run.path])
+    removal.start()
+    with pytest.raises(UserError, match="the run folder was removed"):
+        run.metrics(row(2))
+    removal.join()
+    run.release()

@@ -69,6 +69,8 @@ LOGS = "logs"
 TOKENIZER = "tokenizer.json"
 LOCK = ".writer"
 MOST_CONFIG_BYTES = 1 << 20
+REMOVAL_S = 0.5
+"""Seconds after which the config of a folder that is being removed is gone, too."""
 
 FORMAT = 2
 """Format number of the run folders that this program writes, in plan.json. docs/versions.md lists all formats."""
@@ -237,7 +239,12 @@ class RunFolder:
         if row.get("step") is None:
             raise ValueError("a row of metrics needs its step")
         self.follow()
-        self._rows.append(row)
+        try:
+            self._rows.append(row)
+        except UserError:  # the first files of a folder that is being removed may be gone, and the config not yet
+            time.sleep(REMOVAL_S)
+            self.follow()
+            raise
         for listen in self.listeners:
             listen("metrics", row)
 
