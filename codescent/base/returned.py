@@ -286,9 +286,13 @@ def _arguments(what: str, function: Callable[..., Any], method: Callable[..., An
 def _takes(function: object, plain: Sequence[str], named: Sequence[str]) -> bool:
     """Whether something can be called with these arguments, as far as it tells."""
     try:
-        inspect.signature(cast(Callable[..., Any], function)).bind(*plain, **dict.fromkeys(named))
+        signature = inspect.signature(cast(Callable[..., Any], function))
+    except ValueError:  # a function of C, such as dict, without a signature
+        return True
+    except TypeError:  # it cannot be called at all
+        return False
+    try:
+        signature.bind(*plain, **dict.fromkeys(named))
     except TypeError:
         return False
-    except ValueError:  # a function of C, such as dict, without a signature
-        pass
     return True

@@ -104,8 +104,9 @@ class Rows:
         return deleted
 
     def derive(self) -> None:
-        """Give metrics.csv the rows of metrics.jsonl: what it has more is cut off; if it lacks some or is a link, it is
-        replaced.
+        """Give metrics.csv the rows of metrics.jsonl.
+
+        Rows that it has beyond them are cut off. If it lacks some, or is a link, it is replaced.
 
         Raises UserError: a line of metrics.jsonl is not a row; metrics.jsonl is missing; a file cannot be written.
         """

@@ -240,8 +240,10 @@ def refusals(request: TaskRequest) -> Iterator[str]:
 
 
 def without_effect(request: TaskRequest) -> Iterator[tuple[str, str]]:
-    """Keys, as "section.key", that the run's task or its corpus makes useless, each with the reason as a clause; also
-    those of one corpus of a mixture, as data.mixture.NAME.KEY."""
+    """Keys, as "section.key", that the run's task or its corpus makes useless, each with the reason as a clause.
+
+    A key of one corpus of a mixture is data.mixture.NAME.KEY.
+    """
     task = task_of(request)
     yield from task.unused(request)
     readers: dict[str, list[str]] = {}
