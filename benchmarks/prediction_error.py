@@ -234,12 +234,10 @@ def main() -> int:
             print(f"error: {problem}", file=sys.stderr)
         return 2
     say(f"{len(scores.rows)} training rows in {time.perf_counter() - begun:.0f} s")
-    say("")
-    say(table(HEADER, list(summary(scores))))
-    say("")
+    print(f"{table(HEADER, list(summary(scores)))}\n")
     for what, value, bound, holds in requirements(scores):
         shown = f"{value:g}" if bound == "0" else f"{100 * value:.1f} %"
-        say(f"{'holds' if holds else 'DOES NOT HOLD'}: {what}: {shown} {bound}")
+        print(f"{'holds' if holds else 'DOES NOT HOLD'}: {what}: {shown} {bound}")
     if arguments.markdown is not None:
         arguments.markdown.write_text(report(scores, arguments.rows), encoding="utf-8")
     if arguments.plot is not None:

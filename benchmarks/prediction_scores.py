@@ -20,7 +20,7 @@ from codescent.clusters.cluster import Cluster, ClusterDevice, Software
 from codescent.clusters.link import Link
 from codescent.cost.collective_time import seconds
 from codescent.cost.lanes import Kind, lanes_of
-from codescent.cost.price import Price, price
+from codescent.cost.price import Price, memory_of, price
 from codescent.cost.simulate import Costs, simulate
 from codescent.cost.stage_memory import Fitting
 from codescent.plan import Instruction, Mesh, Plan, Traffic, Verb
@@ -154,28 +154,34 @@ def _group(members: Sequence[Priced]) -> tuple[Fitted, dict[str, int]] | None:
 
 
 def memory(rows: Sequence[Priced], known: Sequence[Priced] | None = None) -> Iterator[Error]:
-    """Bytes of the fullest stage. A group has one constant more: bytes that each device holds besides."""
+    """Bytes of the stage that was measured. A group has one constant more: bytes that each device holds besides. They
+    are not negative: what a plan holds is there."""
     with_memory = by_group([one for one in rows if one.row.memory_bytes])
     source = with_memory if known is None else by_group([one for one in known if one.row.memory_bytes])
     for name, members in with_memory.items():
-        besides = {one.row.name: one.row.memory_bytes - _most(one, 0.0) for one in source.get(name, [])}  # type: ignore[operator]
+        besides = {one.row.name: one.row.memory_bytes - _measured_stage(one) for one in source.get(name, [])}  # type: ignore[operator]
         for one in members:
             others = [size for row, size in besides.items() if known is not None or row != one.row.name]
             enough = len(besides) >= FEWEST
-            held = statistics.median(others) if enough else one.row.software.held_bytes
-            kind = "memory, calibrated" if enough else "memory, uncalibrated"
+            held = max(0.0, statistics.median(others)) if enough else one.row.software.held_bytes
+            kind, predicted = f"memory, {'' if enough else 'un'}calibrated", _measured_stage(one) + held
             assert one.row.memory_bytes is not None
-            yield Error(kind, " ".join(name), one.row.name, one.row.memory_bytes, _most(one, held), one.row.weight)
+            yield Error(kind, " ".join(name), one.row.name, one.row.memory_bytes, predicted, one.row.weight)
 
 
-def _most(one: Priced, held_bytes: float) -> float:
-    """Bytes of the fullest stage, of which so many are there from the begin."""
-    software = replace(one.row.software, held_bytes=held_bytes)
-    return max(stage.total for stage in price(one.plan, one.row.cluster, software).memory)
+def _measured_stage(one: Priced) -> float:
+    """Bytes of the stage that was measured, without those that a device holds besides."""
+    stages = _stages(one)
+    return stages[0] if one.row.of_rank_0 else max(stages)
+
+
+def _stages(one: Priced) -> list[float]:
+    software = replace(one.row.software, held_bytes=0.0)
+    return [stage.total for stage in memory_of(one.plan, one.row.cluster, software)]
 
 
 def fits(rows: Sequence[Priced], errors: Sequence[Error]) -> Iterator[tuple[str, bool, str]]:
-    """Rows that ran out of memory must be said not to fit, and no row that ran may be."""
+    """Rows that ran out of memory must be said not to fit, and no row that ran may be. The fullest stage decides."""
     predicted = {error.name: error.predicted for error in errors}
     for one in rows:
         size = one.row.cluster.device.memory_bytes
@@ -183,7 +189,7 @@ def fits(rows: Sequence[Priced], errors: Sequence[Error]) -> Iterator[tuple[str,
             most = max(stage.total for stage in one.first.memory)
             yield one.row.name, most >= size, f"ran out; predicted {most / 1e9:.0f} of {size / 1e9:.0f} GB"
         elif one.row.name in predicted and one.row.weight:
-            most = predicted[one.row.name]
+            most = predicted[one.row.name] - _measured_stage(one) + max(_stages(one))
             yield one.row.name, most <= 1.05 * size, f"ran; predicted {most / 1e9:.0f} of {size / 1e9:.0f} GB"
 
 

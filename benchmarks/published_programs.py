@@ -42,6 +42,10 @@ FRAMEWORKS: dict[str, Software] = {
 }
 """By the begin of a group. nanotron's ZeRO-1 sends tensor by tensor. Of others FOREIGN is assumed."""
 
+OF_RANK_0 = ("nanotron",)
+"""Programs that publish the memory of their rank 0, which is in the first stage. Others publish that of the fullest
+rank. nanotron: only world rank 0 calls `write_to_csv` (src/nanotron/helpers.py, log_throughput)."""
+
 
 def software_of(data: Mapping[str, Any]) -> Software:
     """The program of a row: traits of its framework, and what its layout says."""
@@ -67,6 +71,11 @@ def software_of(data: Mapping[str, Any]) -> Software:
     elif precision == "fp16":
         found = replace(found, gradient_bytes=2)
     return found
+
+
+def is_of_rank_0(data: Mapping[str, Any]) -> bool:
+    """Whether the memory of a row is that of rank 0, and not the most of all ranks."""
+    return str(data["group"]).startswith(OF_RANK_0)
 
 
 def cut_of(data: Mapping[str, Any], stages: int) -> str:

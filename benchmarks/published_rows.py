@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from published_programs import cut_of, software_of
+from published_programs import cut_of, is_of_rank_0, software_of
 from pydantic import ValidationError
 
 from codescent.base.errors import UserError
@@ -116,10 +116,15 @@ class Row:
 
     @property
     def memory_bytes(self) -> float | None:
-        """Measured bytes of the fullest device; None: the row has none."""
+        """Measured bytes of the fullest device, or of rank 0 (`of_rank_0`); None: the row has none."""
         memory = self.data["measured"].get("memory_gb")
         unit = 2**30 if "GiB" in str(self.data["measured"].get("memory_kind")) else GIGA
         return None if memory is None else float(memory) * unit
+
+    @property
+    def of_rank_0(self) -> bool:
+        """Whether `memory_bytes` are those of rank 0."""
+        return is_of_rank_0(self.data)
 
     @property
     def ran_out(self) -> bool:

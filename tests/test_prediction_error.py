@@ -13,7 +13,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
+from prediction_scores import fits, memory, priced
 from published_programs import cut_of, software_of
+from published_rows import row_of
 
 BENCHMARK = Path(__file__).resolve().parent.parent / "benchmarks" / "prediction_error.py"
 MODEL = {"arch": "gpt", "layers": 4, "hidden": 512, "heads": 8, "kv_heads": 8, "ffn": 2048, "gated_mlp": False,
@@ -104,3 +106,22 @@ def test_traits_follow_from_the_program_and_the_layout() -> None:
         "tp": (16, "again"),
         "pp": (12, "kept"),
     }
+
+
+def test_memory_is_that_of_the_stage_that_was_measured_and_nothing_less() -> None:
+    """Fault: the fullest stage is compared with rank 0's memory, or a group's constant hides what each plan holds."""
+    found = {}
+    for group in ("lab", "nanotron"):
+        rows = [{**row(number, 0.1, dp=4, pp=2), "group": group, "model": {**MODEL, "layers": 8, "vocab": 131072}}
+                for number in range(1, 6)]  # fmt: skip
+        for one in rows:
+            one["measured"]["memory_gb"] = 0.001  # less than any plan holds
+        several = [priced(row_of(one)) for one in rows]
+        errors = list(memory(several))
+        held = [one.row.software.held_bytes for one in several]
+        full = [[stage.total - free for stage in one.first.memory] for one, free in zip(several, held, strict=True)]
+        place = 0 if group == "nanotron" else 1
+        assert [max(stages) for stages in full] == [stages[1] for stages in full]  # the head's stage
+        assert [error.predicted for error in errors] == pytest.approx([stages[place] for stages in full])
+        found[group] = [words for _, right, words in fits(several, errors) if right]
+    assert len(found["lab"]) == len(found["nanotron"]) == 5
