@@ -58,68 +58,43 @@ def show(study: Study, source: str) -> None:
 
 def _tables(study: Study) -> list[tuple[str, list[Column]]]:
     """Several small tables: each fits on a terminal of 80 columns. A table of which nothing is known is left out."""
-    grows = study.kind is not Kind.GRID
-    share = [("serial", lambda point: _measured_share(point.serial_share))] if grows else []
-    efficient: list[Column] = [("efficiency", _efficiency)] if grows else []
-    alone: list[Column] = [("efficiency", _efficiency_of_computation)] if grows else []
-    points = _points(study)
-    tables: list[tuple[str, list[Column]]] = [
-        (
-            "time",
-            [
-                ("median", lambda point: _seconds(point.step_s.total)),
-                ("95 % interval", lambda point: _ends(point.step_s.total)),
-                ("speed-up", lambda point: _times(point.speed_up.total)),
-                *efficient,
-                *share,
-            ],
-        )
+    points, grows = _points(study), study.kind is not Kind.GRID
+    grow: list[Column] = [("efficiency", _efficiency), ("serial", lambda point: _measured_share(point.serial_share))]
+    grow_alone: list[Column] = [("efficiency", _efficiency_of_computation)]
+    time: list[Column] = [
+        ("median", lambda point: _seconds(point.step_s.total)),
+        ("95 % interval", lambda point: _ends(point.step_s.total)),
+        ("speed-up", lambda point: _times(point.speed_up.total)),
+        *(grow if grows else []),
     ]
-    if any(point.flops_per_s.total for point in points):
-        tables.append(
-            (
-                "rate of all",
-                [
-                    ("GFLOP/s", lambda point: _giga(point.flops_per_s.total)),
-                    ("MFU", lambda point: _measured_share(point.mfu)),
-                    ("tokens/s", lambda point: _rate(point.tokens_per_s)),
-                    ("MiB", lambda point: f"{point.memory_bytes / 2**20:,.0f}" if point.memory_bytes else ""),
-                    ("load/core", lambda point: f"{point.load:.2f}" if point.load is not None else ""),
-                ],
-            )
-        )
-    if any(point.step_s.compute for point in points):
-        tables.append(
-            (
-                "computation",
-                [
-                    ("median", lambda point: _seconds(point.step_s.compute)),
-                    ("95 % interval", lambda point: _ends(point.step_s.compute)),
-                    ("speed-up", lambda point: _times(point.speed_up.compute)),
-                    *alone,
-                    ("GFLOP/s", lambda point: _giga(point.flops_per_s.compute)),
-                ],
-            )
-        )
-    if any(point.parts_s for point in points):
-        parts = ("forward_s", "backward_s"), ("communication_s",), ("bubble_s",), ("data_s",)
-        names = ("compute", "comm", "bubble", "data")
-        columns: list[Column] = [(name, _part(part)) for name, part in zip(names, parts, strict=True)]
-        columns += [("optimizer", _part(("optimizer_s",))), ("other", _part(("other_s",)))]
-        tables.append(("of a step", [*columns, ("overhead", lambda point: _share(point.overhead))]))
-    if any(point.predicted for point in points):
-        tables.append(
-            (
-                "predicted",
-                [
-                    ("predicted", lambda point: of_seconds(point.predicted.step_s) if point.predicted else ""),
-                    ("8 of 10", lambda point: point.predicted.band_s.words(of_seconds) if point.predicted else ""),
-                    ("error", _error),
-                    ("errs most", _errs_most),
-                ],
-            )
-        )
-    return tables
+    rate: list[Column] = [
+        ("GFLOP/s", lambda point: _giga(point.flops_per_s.total)),
+        ("MFU", lambda point: _measured_share(point.mfu)),
+        ("tokens/s", lambda point: _rate(point.tokens_per_s)),
+        ("MiB", lambda point: f"{point.memory_bytes / 2**20:,.0f}" if point.memory_bytes else ""),
+        ("load/core", lambda point: f"{point.load:.2f}" if point.load is not None else ""),
+    ]
+    computation: list[Column] = [
+        ("median", lambda point: _seconds(point.step_s.compute)),
+        ("95 % interval", lambda point: _ends(point.step_s.compute)),
+        ("speed-up", lambda point: _times(point.speed_up.compute)),
+        *(grow_alone if grows else []),
+        ("GFLOP/s", lambda point: _giga(point.flops_per_s.compute)),
+    ]
+    predicted: list[Column] = [
+        ("predicted", lambda point: of_seconds(point.predicted.step_s) if point.predicted else ""),
+        ("8 of 10", lambda point: point.predicted.band_s.words(of_seconds) if point.predicted else ""),
+        ("error", _error),
+        ("errs most", _errs_most),
+    ]
+    known = {
+        "time": (time, True),
+        "rate of all": (rate, any(point.flops_per_s.total for point in points)),
+        "computation": (computation, any(point.step_s.compute for point in points)),
+        "of a step": (PARTS, any(point.parts_s for point in points)),
+        "predicted": (predicted, any(point.predicted for point in points)),
+    }
+    return [(name, columns) for name, (columns, is_known) in known.items() if is_known]
 
 
 def _error(point: Point) -> str:
@@ -245,3 +220,15 @@ def _part(names: Sequence[str]) -> Callable[[Point], str]:
         return of_share(sum(point.parts_s[name] for name in names) / whole) if whole else ""
 
     return share
+
+
+PARTS: list[Column] = [
+    ("compute", _part(("forward_s", "backward_s"))),
+    ("comm", _part(("communication_s",))),
+    ("bubble", _part(("bubble_s",))),
+    ("data", _part(("data_s",))),
+    ("optimizer", _part(("optimizer_s",))),
+    ("other", _part(("other_s",))),
+    ("overhead", lambda point: _share(point.overhead)),
+]
+"""Which shares of a step its parts take."""

@@ -98,7 +98,7 @@ def walk(
         fits: whether the messages of each depth take no longer than it computes.
         exact: whether `computed` has all messages of layers; else more may be waited for.
     """
-    opens, follows, before, after, closes, aside, _, copies = sent
+    opens, follows, before, after, closes, _, _, copies = sent
     within_s, contention = computed.within_s, software.contention
     device_s = computed.device_s + copies.least_s
     alone_s = computed.device_s + within_s + max(copies.least_s, computed.host_s + computed.beside_s)
@@ -122,20 +122,25 @@ def walk(
     most_s, longer = _most_s(computed, copies.most_s, contention), _longer(computed, sent)
     queued_s = sum(left_s for gathered_s, left_s in zip(before, after, strict=True) if gathered_s)
     rest_s = most_s + sum(before) + queued_s - begins.total_s  # from the first depth's end, when it sends gradients
-    last_longer, left_s = _longer(ends, sent), sum(closes)
+    left_s = sum(closes)
     if after != NONE and exact:
-        left_s = sum(
-            max(
-                closes[at] + max(0.0, aside[at] - last_s - _others(last_longer, at)),
-                all_s - rest_s - _others(longer, at),
-            )
-            for at, all_s in enumerate(after)
-        )
+        left_s = _left_s(sent, last_s, rest_s, _longer(ends, sent), longer)
     all_s = max(least_s + left_s, *map(sum, zip(before, after, layers, strict=True)))
     slower_s = (contention - 1.0) * (computed.device_s + copies.most_s) + copies.most_s
     shorter_s = min(computed.beside_s + sum(longer), slower_s)
     most_s += opened_s + sum(longer) if exact else math.inf
     return Walked(opening_s, opened_s, shorter_s, least_s, most_s, left_s, all_s)
+
+
+def _left_s(sent: PassMessages, last_s: float, rest_s: float, last_longer: Seconds, longer: Seconds) -> float:
+    """What messages take after the last computation: those of the last depth, or all that their link still has."""
+    return sum(
+        max(
+            sent.closes[at] + max(0.0, sent.aside[at] - last_s - _others(last_longer, at)),
+            all_s - rest_s - _others(longer, at),
+        )
+        for at, all_s in enumerate(sent.after)
+    )
 
 
 def _hidden_s(sent: PassMessages) -> float:
