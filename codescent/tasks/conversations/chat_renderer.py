@@ -5,6 +5,7 @@ Does not compile or render in this process: chat_jinja.py does, in the other one
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import math
 import os
@@ -170,5 +171,8 @@ def serve(handle: int) -> None:
         while True:
             request = connection.recv_bytes()
             signal.alarm(2 * math.ceil(LIMIT_S))  # the parent ends it earlier, if there is one
-            connection.send_bytes(json.dumps(_answer(request)).encode())
+            answer = _answer(request)
+            if "refused" in answer:
+                gc.collect()  # an error holds what the template made: the next one would lack this memory
+            connection.send_bytes(json.dumps(answer).encode())
             signal.alarm(0)
