@@ -240,6 +240,19 @@ def test_a_template_that_asks_for_too_much_memory_is_refused(greedy: str) -> Non
     assert large.render(TALK)  # what the greedy one made does not count against it
 
 
+def test_a_template_that_asked_for_too_much_memory_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: each of a million conversations takes the seconds in which a gigabyte is filled."""
+    monkeypatch.setattr(chat_renderer, "_greedy", {})
+    found = template("{% for m in messages %}{{ m.content * 10**10 }}{% endfor %}")
+    with pytest.raises(UserError, match=r"a\.jinja: asks for too much memory"):
+        found.render(TALK)
+    monkeypatch.setattr(chat_renderer.Renderer, "ask", None)
+    with pytest.raises(UserError, match=r"a\.jinja: asks for too much memory"):
+        found.render(TALK[:2])
+    monkeypatch.undo()
+    assert template(CHATML).render(TALK)
+
+
 TREES = (
     "{% set n = namespace(a=[], b=[]) %}{% for m in range(45) %}"
     "{% set n.a = [n.a, n.a] %}{% set n.b = [n.b, n.b] %}{% endfor %}{{ n.a == n.b }}"
