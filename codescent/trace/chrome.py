@@ -10,11 +10,8 @@ import json
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from decimal import Decimal
 from pathlib import Path
 from typing import IO, Any, cast
-
-import ijson
 
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
@@ -28,17 +25,12 @@ MOST_RATIO, MOST_SMALL_BYTES = 50, 16 << 20
 30 times."""
 MOST_CHARS = 16 << 20
 """Longest event, or other value of the file. torch's are below a thousandth of it."""
-MOST_DEEP = 100
-"""Values inside each other in an event. torch's have 4."""
-_CHUNK, _MOST_READ = 1 << 14, 1 << 20
+_CHUNK = 1 << 20
 _GZIP = b"\x1f\x8b"
-_MANY_DIGITS, _TO_ZEROS = b"0" * 300, bytes.maketrans(b"123456789", b"000000000")
-"""ijson's parser in C ends the process at a whole number of more digits than Python's int takes: 640 at the least."""
-_BAD = (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError, ValueError, ArithmeticError, ijson.JSONError)
+_BAD = (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError, ValueError, RecursionError)
+_DECODER = json.JSONDecoder()
 
 Event = dict[str, Any]
-Tokens = Iterator[tuple[str, Any]]
-"""A kind, such as "start_map", and a value, from ijson."""
 
 
 class ChromeTrace:
@@ -77,9 +69,10 @@ class ChromeTrace:
             with open_regular(self.path) as file:
                 packed = file.read(2) == _GZIP
                 file.seek(0)
-                yield from _elements(_Bounded(_unpacked(file) if packed else file), self.head)
+                plain = _unpacked(file) if packed else file
+                yield from _Parser(io.TextIOWrapper(plain, encoding="utf-8")).events(self.head)
         except _BAD as error:
-            raise UserError(f"{self.path}: damaged: {_reason(error)}") from error
+            raise UserError(f"{self.path}: damaged: {str(error)[:80] or type(error).__name__}") from error
         except OSError as error:
             raise UserError(f"{self.path}: cannot be read: {error.strerror or error}") from error
 
@@ -122,16 +115,6 @@ def _unpacked(file: IO[bytes]) -> IO[bytes]:
     return cast(IO[bytes], unpacked)
 
 
-def _reason(error: Exception) -> str:
-    """What is wrong, in one line. The parser of ijson draws the place in lines of its own."""
-    if isinstance(error, ArithmeticError):
-        return "a number that cannot be read"
-    first = str(error).removeprefix("b'").replace("\\n", "\n").partition("\n")[0]
-    if "premature EOF" in first or "Incomplete" in first:
-        return "the file ends too early"
-    return first[:80] or type(error).__name__
-
-
 def line_of(event: Event) -> str:
     """An event as a line of a file."""
     return json.dumps(event, separators=(",", ":"))
@@ -154,7 +137,7 @@ def lines_of(path: Path) -> Iterator[str]:
                 yield line.rstrip().removesuffix(",")
             raise EOFError("the file ends before its last event")
     except _BAD as error:
-        raise UserError(f"{path}: damaged: {_reason(error)}") from error
+        raise UserError(f"{path}: damaged: {str(error)[:80] or type(error).__name__}") from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
 
@@ -175,73 +158,73 @@ def _packed(parts: Iterable[str]) -> Iterator[bytes]:
     yield packer.flush()
 
 
-class _Bounded:
-    """A stream that may not give more than MOST_CHARS bytes without a value that is complete.
+class _Parser:
+    """Reads one JSON object, whose value of traceEvents is an array, piece by piece."""
 
-    Attributes:
-        since: bytes read since then; who reads the values sets it to 0.
-    """
+    def __init__(self, stream: IO[str]) -> None:
+        self.stream, self.text, self.at, self.ended = stream, "", 0, False
 
-    def __init__(self, stream: IO[bytes]) -> None:
-        self.stream, self.since = stream, 0
+    def events(self, head: dict[str, Any]) -> Iterator[Any]:
+        """The elements of traceEvents. `head` gets the values before. Raises ValueError: no such object."""
+        self._expect("{")
+        while True:
+            key = self._value()
+            self._expect(":")
+            if key == EVENTS:
+                break
+            head[str(key)] = self._value()
+            if self._next() != ",":
+                raise ValueError(f"no {EVENTS}")
+            self.at += 1
+        self._expect("[")
+        if self._next() == "]":
+            self.at += 1
+        else:
+            yield self._value()
+            while self._next() == ",":
+                self.at += 1
+                yield self._value()
+            self._expect("]")
+        while self._next() == ",":  # values after the events
+            self.at += 1
+            self._value()
+            self._expect(":")
+            self._value()
+        self._expect("}")
 
-    def read(self, size: int) -> bytes:
-        """Read on. Raises ValueError: a value has no end.
+    def _next(self) -> str:
+        """The next character that is no space."""
+        while True:
+            while self.at < len(self.text):
+                if self.text[self.at] not in " \n\r\t":
+                    return self.text[self.at]
+                self.at += 1
+            if not self._more():
+                raise ValueError("the file ends too early")
 
-        Reads more than `size` of a long value: the parser begins a long text or number again with each piece.
-        """
-        data = self.stream.read(max(size, min(self.since, _MOST_READ)))
-        self.since += len(data)
-        if self.since > MOST_CHARS:
+    def _expect(self, character: str) -> None:
+        if (found := self._next()) != character:
+            raise ValueError(f"{found!r} where {character!r} must stand")
+        self.at += 1
+
+    def _value(self) -> Any:
+        self._next()
+        while True:
+            try:
+                value, end = _DECODER.raw_decode(self.text, self.at)
+            except json.JSONDecodeError:
+                if not self._more():
+                    raise
+                continue
+            if end < len(self.text) or not self._more():  # else a number may go on
+                self.at = end
+                return value
+
+    def _more(self) -> bool:
+        """Read on. False: the file has ended. Raises ValueError: a value is longer than MOST_CHARS."""
+        rest = self.text[self.at :]
+        if len(rest) > MOST_CHARS:
             raise ValueError(f"a value of more than {MOST_CHARS:,} characters")
-        if _MANY_DIGITS in data.translate(_TO_ZEROS):
-            raise ValueError(f"a number of more than {len(_MANY_DIGITS)} digits")
-        return data
-
-
-def _elements(stream: _Bounded, head: dict[str, Any]) -> Iterator[Any]:
-    """The elements of traceEvents, of the one object in the stream. `head` gets the values before.
-
-    Raises:
-        ValueError, ijson.JSONError: no such object.
-    """
-    tokens: Tokens = ijson.basic_parse(stream, buf_size=_CHUNK)
-    if next(tokens)[0] != "start_map":
-        raise ValueError("no object of JSON")
-    for kind, key in tokens:
-        if kind == "end_map":
-            raise ValueError(f"no {EVENTS}")
-        if key == EVENTS:
-            break
-        head[key] = _value(tokens, *next(tokens))
-        stream.since = 0
-    if next(tokens)[0] != "start_array":
-        raise ValueError(f"{EVENTS} is no list")
-    for kind, value in tokens:
-        if kind == "end_array":
-            break
-        yield _value(tokens, kind, value)
-        stream.since = 0
-    for _ in tokens:  # what stands after the events must be JSON, too
-        pass
-
-
-def _value(tokens: Tokens, kind: str, value: Any, depth: int = 0) -> Any:
-    """The value that begins with this token. ijson's own builder has no bound for depth."""
-    if kind == "number":
-        return float(value) if isinstance(value, Decimal) else value
-    if depth > MOST_DEEP:
-        raise ValueError(f"more than {MOST_DEEP} values inside each other")
-    if kind == "start_map":
-        fields: dict[str, Any] = {}
-        for kind, key in tokens:
-            if kind == "end_map":
-                return fields
-            fields[key] = _value(tokens, *next(tokens), depth + 1)
-    if kind == "start_array":
-        entries: list[Any] = []
-        for kind, entry in tokens:
-            if kind == "end_array":
-                return entries
-            entries.append(_value(tokens, kind, entry, depth + 1))
-    return value
+        new = self.stream.read(max(_CHUNK, len(rest)))
+        self.text, self.at = rest + new, 0
+        return bool(new)
