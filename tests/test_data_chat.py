@@ -227,16 +227,43 @@ def test_files_that_are_refused(tmp_path: Path, files: dict[str, str], expected:
         "{% for m in messages %}{{ [m.content] * 10**10 }}{% endfor %}",
         "{% set n = namespace(s='ab') %}{% for m in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}{{ n.s }}",
         "{{ messages | tojson(indent=10**10) }}",
+        "{% set n = namespace(l=[]) %}{% for m in range(9999) %}"
+        "{% set n.l = n.l + ['x' * 10**6 ~ loop.index] %}{% endfor %}{{ n.l | length }}",
     ],
+    ids=["text", "list", "doubled", "indent", "many texts, each of which is small"],
 )
 def test_a_template_that_asks_for_too_much_memory_is_refused(greedy: str) -> None:
     with pytest.raises(UserError, match=r"a\.jinja: (asks for too much memory|OverflowError|.*perhaps memory ran out)"):
         template(greedy).render(TALK)
     assert template(CHATML).render(TALK)
+    large = template("{% for m in messages[:1] %}{{ (m.role * 10**8) | length }}{% endfor %}")
+    assert large.render(TALK)  # what the greedy one made does not count against it
+
+
+def test_a_template_that_asked_for_too_much_memory_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: each of a million conversations takes the seconds in which a gigabyte is filled."""
+    monkeypatch.setattr(chat_renderer, "_greedy", {})
+    found = template("{% for m in messages %}{{ m.content * 10**10 }}{% endfor %}")
+    with pytest.raises(UserError, match=r"a\.jinja: asks for too much memory"):
+        found.render(TALK)
+    monkeypatch.setattr(chat_renderer.Renderer, "ask", None)
+    with pytest.raises(UserError, match=r"a\.jinja: asks for too much memory"):
+        found.render(TALK[:2])
+    monkeypatch.undo()
+    assert template(CHATML).render(TALK)
+
+
+TREES = (
+    "{% set n = namespace(a=[], b=[]) %}{% for m in range(45) %}"
+    "{% set n.a = [n.a, n.a] %}{% set n.b = [n.b, n.b] %}{% endfor %}{{ n.a == n.b }}"
+)
+"""Lists that share their entries: 90 of them, and 2**45 comparisons, which Python makes without a break."""
 
 
 @pytest.mark.parametrize(
-    "slow", ["{{ (messages | length) ** (10 ** 9) }}", "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3]
+    "slow",
+    ["{{ (messages | length) ** (10 ** 9) }}", "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3, TREES],
+    ids=["power", "loops", "trees of shared lists"],
 )
 def test_a_template_that_takes_too_long_is_refused(slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = template(slow)

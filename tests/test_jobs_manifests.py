@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+import yaml
+from hypothesis import given, settings
 from hypothesis import strategies as draw
 from scripts import COMMAND, CONFIG, programs_in, script_of, started_in, starts
 
-from codescent.jobs.yaml import literal, quoted
+from codescent.jobs.kubernetes import dumped, literal
 from codescent.verbs import cli
 
 POD = ("--to", "kubernetes", "--nodes", "2", "--devices", "4", "site.image=lab:1", "site.devices=nvidia.com/gpu: {n}")
@@ -40,7 +41,6 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def manifest(text: str) -> dict[str, Any]:
     """The documents of a manifest, by kind."""
-    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
     return {document["kind"]: document for document in yaml.safe_load_all(text)}
 
 
@@ -128,12 +128,31 @@ def test_a_pod_starts_its_agent_with_the_same_words(
     assert int(agent.env["CODESCENT_STOP_AT"]) > 1_000_000
 
 
-@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(text=draw.text(draw.characters(exclude_categories=("Cs",))) | draw.text("$()A"))
+TEXTS = draw.text(draw.characters(exclude_categories=("Cs",))) | draw.text("$()A \n\t\r\x85\u2028:#-'\"\\")
+
+
+@settings(deadline=None, max_examples=300)
+@given(text=TEXTS)
 @pytest.mark.hypothesis
 def test_any_text_is_read_back(text: str) -> None:
-    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
-    assert replaced(yaml.safe_load(f"[{quoted(literal(text))}]")[0], {"A": "replaced"}) == text
+    """Fault: a block of lines loses a line end, a blank or a character that YAML reads otherwise."""
+    found = yaml.safe_load(dumped({"a": {"b": ["x", literal(text), "y"]}}))["a"]["b"]
+    assert replaced(found[1], {"A": "replaced"}) == text
+    assert (found[0], found[2]) == ("x", "y")
+
+
+def test_what_kubernetes_reads_as_a_number_is_quoted() -> None:
+    """Fault: PyYAML writes 1e-3 and y without quotes; Kubernetes then refuses the argument, which must be a text."""
+    words = ["1e-3", "1e5", "y", "N", "0o17", "1_000", "12:30", "on", "~", "0x1F", ".5e3", "+.inf", "null"]
+    lines = dumped({"args": words}).splitlines()[1:]
+    assert [line[2:].strip("'\"") for line in lines] == words
+    assert all(line[2] == line[-1] and line[2] in "'\"" for line in lines)
+
+
+def test_a_script_in_a_manifest_is_a_block_of_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """Fault: a person cannot read the script: it is one line in quotes."""
+    lines = script_of([*CONFIG, *POD, *FULL], capsys).splitlines()
+    assert "set -eo pipefail" in [line.strip() for line in lines]
 
 
 def test_the_secret_is_for_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

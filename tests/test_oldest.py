@@ -17,7 +17,8 @@ TESTS = (
     "tests/test_models_shape.py tests/test_models_llama.py tests/test_models_bert.py tests/test_checkpoint.py "
     "tests/test_data_tables.py tests/test_data_tensors.py tests/test_data_tokenizers.py tests/test_hub.py "
     "tests/test_config_file.py tests/test_loggers.py tests/test_plot.py tests/test_report.py tests/test_completion.py "
-    "tests/test_own.py tests/test_zero.py tests/test_train_optimize.py tests/test_huggingface.py tests/test_running.py"
+    "tests/test_own.py tests/test_zero.py tests/test_train_optimize.py tests/test_huggingface.py tests/test_running.py "
+    "tests/test_jobs_manifests.py"
 )
 """At least one file for each package that has an oldest version."""
 MOST_S = 2400

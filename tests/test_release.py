@@ -13,6 +13,7 @@ from runpy import run_path
 from typing import Any
 
 import pytest
+import yaml
 
 import codescent
 from codescent.base.pages import name_of, pages, pages_in
@@ -125,7 +126,6 @@ def docstrings(tree: ast.Module) -> set[int]:
 
 def test_the_workflow_runs_targets_of_the_makefile_on_each_python_of_the_classifiers() -> None:
     """Fault: the workflow calls a target that was renamed, or a Python is promised and not tested."""
-    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
     jobs = yaml.safe_load((ROOT / ".github/workflows/checks.yml").read_text(encoding="utf-8"))["jobs"]
     runs = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
     targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
@@ -140,7 +140,6 @@ def test_the_workflow_runs_targets_of_the_makefile_on_each_python_of_the_classif
 
 def test_forms_for_issues_can_be_shown() -> None:
     """Fault: a code host leaves out a form whose keys it does not know."""
-    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
     forms = [path for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml"]
     assert len(forms) == 3
     for path in forms:
@@ -154,7 +153,6 @@ def test_forms_for_issues_can_be_shown() -> None:
 
 def test_a_citation_has_what_its_format_asks_for() -> None:
     """Fault: `cffconvert` or a code host cannot read CITATION.cff."""
-    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
     said = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert {"cff-version", "message", "title", "authors"} <= set(said)
     assert said["license"] == PROJECT["project"]["license"]

@@ -24,6 +24,8 @@ TEMPLATES = (
     "{{ 'x' * 10**10 }}",
     "{{ [0] * 10**10 }}",
     "{% set x = namespace(s='ab') %}{% for a in range(60) %}{% set x.s = x.s + x.s %}{% endfor %}{{ x.s }}",
+    "{% set x = namespace(a=[]) %}{% for a in range(45) %}{% set x.a = [x.a, x.a] %}{% endfor %}{{ x.a == [x.a] }}",
+    "{% set x = namespace(a=[]) %}{% for a in range(45) %}{% set x.a = [x.a, x.a] %}{% endfor %}{{ x.a | tojson }}",
     "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     "{{ messages.__class__.__mro__ }}",
     "{{ cycler.__init__.__globals__ }}",

@@ -5,6 +5,7 @@ Does not compile or render in this process: chat_jinja.py does, in the other one
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import math
 import os
@@ -94,7 +95,7 @@ class Renderer:
 
 ENDED = "the process that renders it ended; perhaps memory ran out"
 _one: list[Renderer] = []
-_greedy: dict[str, str] = {}  # templates that have exceeded a limit: to try them for every conversation takes hours
+_greedy: dict[str, list[str]] = {}  # templates that exceeded a limit: to try them for every conversation takes hours
 _lock = threading.Lock()
 
 
@@ -113,7 +114,7 @@ def ask(files: ChatFiles, variables: Mapping[str, Any] | None) -> dict[str, Any]
     """
     with _lock:
         if files.text in _greedy:
-            raise UserError(_greedy[files.text])
+            raise UserError(*_greedy[files.text])
         if not _one or _one[0].parent != os.getpid():  # a forked process needs its own
             _one[:] = [Renderer()]
         try:
@@ -122,11 +123,14 @@ def ask(files: ChatFiles, variables: Mapping[str, Any] | None) -> dict[str, Any]
             end_renderer()
             slow = isinstance(error, TimeoutError)
             why = f"takes more than {LIMIT_S:.0f} s for one conversation" if slow else ENDED
-            _greedy[files.text] = f"{files.name}: {why}"
-            raise UserError(_greedy[files.text]) from error
+            _greedy[files.text] = [f"{files.name}: {why}"]
+            raise UserError(*_greedy[files.text]) from error
         except BaseException:  # Ctrl-C: an answer that nobody took would be the next one's
             end_renderer()
             raise
+        if "greedy" in answer:
+            _greedy[files.text] = answer["greedy"]
+            raise UserError(*answer["greedy"])
     if "refused" in answer:
         raise UserError(*answer["refused"])
     return answer
@@ -153,7 +157,7 @@ def _answer(request: bytes) -> dict[str, Any]:
         template, facts = _compiled(files["name"], files["text"], files["day"])
         return facts if variables is None else {"text": rendered(template, files["name"], variables)}
     except UserError as error:
-        return {"refused": error.problems}
+        return {"greedy" if isinstance(error.__cause__, MemoryError) else "refused": error.problems}
 
 
 def serve(handle: int) -> None:
@@ -170,5 +174,8 @@ def serve(handle: int) -> None:
         while True:
             request = connection.recv_bytes()
             signal.alarm(2 * math.ceil(LIMIT_S))  # the parent ends it earlier, if there is one
-            connection.send_bytes(json.dumps(_answer(request)).encode())
+            answer = _answer(request)
+            if "greedy" in answer:
+                gc.collect()  # an error holds what the template made: the next one would lack this memory
+            connection.send_bytes(json.dumps(answer).encode())
             signal.alarm(0)
