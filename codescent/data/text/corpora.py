@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
+from codescent.base import hub_name
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
 from codescent.base.own_names import is_own_name
@@ -229,6 +230,7 @@ def _nothing_there(corpus: str, path: Path) -> UserError:
     siblings = [str(path.parent / child.name) for child in path.parent.iterdir()] if path.parent.is_dir() else []
     close = difflib.get_close_matches(corpus, NAMES, 1, 0.5) or difflib.get_close_matches(str(path), siblings, 1, 0.8)
     hint = f": did you mean {close[0]}?" if close else ""
+    hint += f"; a data set of the hub is named {name}" if (name := hub_name.meant(corpus, is_dataset=True)) else ""
     return UserError(f"{corpus}: no such file or folder, and not the name of a corpus ({', '.join(NAMES)}){hint}")
 
 
