@@ -15,7 +15,17 @@ from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.refusal import Change
 from codescent.base.secret import warnings
-from codescent.build import Began, build, check_sizes, needs_vocab_size, on_resume, resolve, saved_plan, task_request
+from codescent.build import (
+    Began,
+    build,
+    check_own_names,
+    check_sizes,
+    needs_vocab_size,
+    on_resume,
+    resolve,
+    saved_plan,
+    task_request,
+)
 from codescent.build.accept import changed
 from codescent.build.own import unread_keys
 from codescent.build.rates_so_far import SCHEDULE_KEYS, same_rates
@@ -119,6 +129,7 @@ def _with_data(config: Config, world_size: int, *, without_data: bool) -> tuple[
 
 def vocabulary_of(config: Config, world_size: int, *, without_data: bool = False) -> int | None:
     """The tokens of the vocabulary, as `build` takes it; see `plan_of`, also for the errors."""
+    check_own_names(config)
     request = task_request(config)
     vocab_size = None if without_data else tasks.task_of(request).vocab_size(request)
     if vocab_size is None and needs_vocab_size(config):
@@ -289,6 +300,7 @@ def check(config: Config, world_size: int, *, resume: bool, creates_folder: bool
     folder = RunFolder.open(path) if resume else None
     if folder is None and creates_folder:
         refuse_taken(path)
+    check_own_names(config)
     if folder is None:
         check_sizes(config, world_size)
     request = task_request(config)

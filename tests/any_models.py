@@ -41,11 +41,13 @@ MORE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("lm", GROUPED),
     "mistral": ("lm", GROUPED | {"sliding_window": 8}),
     "bloom": ("lm", SIZES),
+    "biogpt": ("lm", SIZES),
     "doge": ("lm", SIZES),
     "deepseek_v2": ("lm", SIZES | LATENT | {"num_key_value_heads": 4, "first_k_dense_replace": 2}),
     "deepseek_v3": ("lm", SIZES | LATENT | {"num_key_value_heads": 4, "first_k_dense_replace": 2}),
 }
-"""Of other forms: Conv1D, positions as biases, several norms, numbers of experts that no layer has, complex numbers."""
+"""Of other forms: Conv1D, positions as biases, a mask of ones, several norms, numbers of experts that no layer has,
+complex numbers."""
 
 
 def _model(name: str) -> tuple[str, dict[str, Any]]:

@@ -191,8 +191,13 @@ def test_grouped_heads_without_a_mask_keep_no_repeated_keys(forker: Forker, tmp_
     check_kept("cohere", forker, tmp_path)
 
 
+def test_a_mask_of_ones_that_a_model_makes_is_none(forker: Forker, tmp_path: Path) -> None:
+    """Fault: attention with a mask, which transformers makes because fake tensors do not say that they are ones."""
+    check_kept("biogpt", forker, tmp_path)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [case for case in CASES if case not in ("opt", "cohere")])
+@pytest.mark.parametrize("case", [case for case in CASES if case not in ("opt", "cohere", "biogpt")])
 def test_a_rank_keeps_what_is_observed_of_every_model(case: str, forker: Forker, tmp_path: Path) -> None:
     """Heads, windows, adapters, precision, shards."""
     check_kept(case, forker, tmp_path)
@@ -341,6 +346,18 @@ def test_a_library_that_is_not_there_is_an_extra(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     with pytest.raises(UserError, match=re.escape('pip install "codescent[transformers]"')):
         library.config_of(config_of("opt"))
+
+
+def test_a_version_that_decides_masks_elsewhere_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: a traceback, or masks that no run has, where a version of transformers renames its functions."""
+    monkeypatch.delattr("transformers.masking_utils._ignore_causal_mask_sdpa")
+    with (
+        pytest.raises(
+            UserError, match=r"transformers [\d.]+ has no _ignore_causal_mask_sdpa: codescent cannot observe"
+        ),
+        library.one_sequence(),
+    ):
+        pytest.fail("it was entered")
 
 
 def test_one_file_imports_transformers() -> None:

@@ -185,7 +185,7 @@ def test_a_table_of_one_column_needs_a_header_that_says_so(tmp_path: Path) -> No
     ("text", "told"),
     [
         ("id,text\n1,a\n2,b,c\n", "line 3: 3 fields, and the header has 2"),
-        ("id,text\n1,a\n2\n", "line 3: 1 fields, and the header has 2"),
+        ("id,text\n1,a\n2\n", "line 3: 1 field, and the header has 2"),
         ('id,text\n1,"a\nb\n', "line 3: unexpected end of data"),
         ('id,text\n1,"a"b\n', "line 2: ',' expected after '\"'"),
         ("id,text\r1,a\n", "line 1: a carriage return"),

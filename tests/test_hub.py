@@ -19,8 +19,10 @@ from huggingface_hub import constants
 from runs import called, environment
 
 from codescent.base import early
-from codescent.base.hub_name import HubName, parse
+from codescent.base.errors import UserError
+from codescent.base.hub_name import HubName, meant, parse
 from codescent.config.load import load
+from codescent.data.text.corpora import resolve
 from codescent.hub import listing, obtain, once
 from codescent.record import RunFolder
 from codescent.verbs import train
@@ -77,6 +79,28 @@ def cached(tmp_path: Path, kind: str = "models", repo: str = MODEL) -> set[str]:
     snapshots = tmp_path / "hf" / "hub" / f"{kind}--{repo.replace('/', '--')}" / "snapshots"
     (snapshot,) = snapshots.iterdir()
     return {path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("allenai/c4", "hf://datasets/allenai/c4"),
+        ("allenai/c4@main", "hf://datasets/allenai/c4@main"),
+        ("https://huggingface.co/datasets/allenai/c4/tree/main/en", "hf://datasets/allenai/c4"),
+        ("https://hf.co/allenai/c4?x=1", "hf://datasets/allenai/c4"),
+        ("books/one.txt", ""),
+        ("books", ""),
+        ("./books/one", ""),
+        ("https://other.example/allenai/c4", ""),
+    ],
+)
+def test_a_name_as_it_stands_elsewhere_is_refused_with_the_right_one(text: str, name: str) -> None:
+    """Fault: who writes OWNER/NAME reads that there is no such file, and not what to write."""
+    assert meant(text, is_dataset=True) == name
+    with pytest.raises(UserError) as error:
+        resolve(text)
+    (said,) = error.value.problems
+    assert said.endswith(f"; a data set of the hub is named {name}" if name else "openwebtext)")
 
 
 def test_names_are_read_as_they_are_written() -> None:

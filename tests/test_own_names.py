@@ -197,6 +197,24 @@ def test_all_wrong_names_are_said_at_once(project: Path) -> None:
     assert (done.returncode, done.stderr.count("error: ")) == (2, 2), done.stderr
 
 
+def test_every_key_is_looked_at_before_the_data_is_prepared(project: Path) -> None:
+    """Fault: the names are found one by one, the update rule after hours of tokenising, a logger at the next try."""
+    wrong = (
+        "model.kind=mine:Half",
+        "data.task=mine:halved",
+        "optimizer.kind=mine:Half",
+        "optimizer.schedule=mine:Bare",
+    )
+    corpora = ("data.corpus=mine:Half", "data.validation=absent:A")
+    done = called(project, "train", "run.toml", *wrong, *corpora, "log.to=nowhere:log")
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert (done.returncode, [line.split()[1] for line in errors]) == (
+        2,
+        ["log.to", "model.kind", "data.corpus", "data.validation", "data.task", "optimizer.kind", "optimizer.schedule"],
+    ), done.stderr
+    assert not (project / "datasets").exists()
+
+
 def test_nothing_is_imported_before_it_is_needed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A config of somebody else must be readable without running its code."""
     (project / "marks.py").write_text(f"import pathlib\npathlib.Path('ran').touch()\n{SCHEDULE}")
@@ -285,7 +303,7 @@ def test_the_hash_changes_with_the_file_and_with_that_of_a_base_class(project: P
         ("Moves", "weights change at a learning rate of 0"),
         ("Early", "its state does not begin at zero"),
         ("Joint", "the update of a tensor depends on other tensors"),
-        ("Nothing", "make returns a int; must be a torch.optim.Optimizer"),
+        ("Nothing", "make returns an int; must be a torch.optim.Optimizer"),
     ],
 )
 def test_what_a_rule_says_of_itself_is_tried(project: Path, name: str, said: str) -> None:

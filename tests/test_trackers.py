@@ -9,6 +9,7 @@ import json
 import sqlite3
 import struct
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,7 +87,7 @@ def of_wandb(folder: Path, run: str) -> tuple[Rows, dict[str, str]]:
     """The same of the files that `wandb sync` would send."""
     records = importlib.import_module("wandb.proto.wandb_internal_pb2")
     rows, flat = Rows(), dict[str, str]()
-    for file in sorted(folder.glob(f"**/wandb/offline-run-*-{run}/*.wandb")):
+    for file in sorted(folder.glob(f"**/wandb/offline-run-*-{run}*/*.wandb")):
         for data in parts_of(file.read_bytes()):
             record = records.Record()
             record.ParseFromString(data)
@@ -127,8 +128,11 @@ def test_a_tracker_has_rows_config_and_plan_and_goes_on_in_its_run(folder: Path,
         both.send(END, {"problem": None})
     assert failures == []
     assert len({event["id"] for event in events}) == 1
-    rows, config = READ[package](folder, events[0]["id"])
-    assert rows == {1: 4.0, 2: 3.0, 3: 2.0, 4: 1.0}
+    wanted, end_s = {1: 4.0, 2: 3.0, 3: 2.0, 4: 1.0}, time.monotonic() + 20
+    while (found := READ[package](folder, events[0]["id"]))[0] != wanted and time.monotonic() < end_s:
+        time.sleep(0.1)  # the service of wandb writes its file after `finish` has returned
+    rows, config = found
+    assert rows == wanted
     assert config.items() >= {"train.num_steps": "4", "plan.parameters": "10960", "plan.ranks": "2"}.items()
 
 

@@ -14,3 +14,9 @@ def plural(number: float, noun: str) -> str:
     if number == 1:
         return noun
     return noun + ("es" if noun.endswith(("tch", "sh", "ss")) else "s")
+
+
+def a_type(value: object) -> str:
+    """The type of a value, with its article: "a list", "an int"."""
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in 'aeio' else 'a'} {name}"

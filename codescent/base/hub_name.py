@@ -22,7 +22,10 @@ _MODEL = re.compile(rf"(?P<repo>{_PART}/{_PART})(?:@(?P<revision>[^@\s]+))?")
 _DATASET = re.compile(
     rf"(?P<repo>{_PART}/{_PART})(?:@(?P<revision>refs/(?:pr|convert)/[^@/\s]+|[^@/\s]+))?(?:/(?P<path>.+))?"
 )
-
+_PAGE = re.compile(
+    rf"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<data>datasets/)?(?P<repo>{_PART}/{_PART})(?=[/?#]|$)"
+)
+_FILE = re.compile(r"\.[a-z]{2,5}$")
 _NO_REPO = re.compile(r"--|\.\.|\.git$")
 """A hub has no such names: the cache writes -- for /."""
 
@@ -107,3 +110,15 @@ def parse_dataset(text: str) -> HubName:
     if not text.startswith(PREFIX + DATASETS):
         raise ValueError(f"names a model, and a corpus is a data set: write {CORPUS_FORM}")
     return parse(text)
+
+
+def meant(text: str, *, is_dataset: bool = False) -> str:
+    """The name of a hub that a text may stand for, as people write it elsewhere: OWNER/NAME, or its page; empty: none.
+
+    A path of two parts looks like OWNER/NAME, unless it ends like the name of a file.
+    """
+    found = _PAGE.match(text)
+    if found is None and (_FILE.search(text) or not _MODEL.fullmatch(text)):
+        return ""
+    is_page_of_data = found is not None and found["data"] is not None
+    return f"{PREFIX}{DATASETS * (is_dataset or is_page_of_data)}{text if found is None else found['repo']}"

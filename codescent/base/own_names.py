@@ -18,6 +18,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, TypeVar
 
+from codescent.base.counted import a_type
 from codescent.base.errors import UserError
 from codescent.base.reading import read_bytes, read_text
 from codescent.base.returned import check_methods
@@ -148,7 +149,7 @@ def subclass(key: str, name: str, base: type[T], needs: Sequence[str] = ()) -> t
     """
     found, file = load(key, name, "class")
     if not (inspect.isclass(found) and issubclass(found, base)) or found is base:
-        is_what = "this class itself" if found is base else f"a {type(found).__name__}"
+        is_what = "this class itself" if found is base else a_type(found)
         if inspect.isclass(found) and found is not base:
             is_what = f"a class without it (its bases: {', '.join(one.__name__ for one in found.__bases__)})"
         raise UserError(f"{key} = {name}: {file}: must be a subclass of codescent.{base.__name__}, and is {is_what}")
@@ -165,7 +166,7 @@ def object_of(key: str, name: str, kind: type[T]) -> T:
     """The object of a name, of a documented class. Raises UserError: see `load`; it is none of that class."""
     found, file = load(key, name)
     if not isinstance(found, kind):
-        is_what = "the class itself" if found is kind else f"a {type(found).__name__}"
+        is_what = "the class itself" if found is kind else a_type(found)
         raise UserError(
             f"{key} = {name}: {file}: must be an object of the class codescent.{kind.__name__}, and is {is_what}"
         )
@@ -210,7 +211,7 @@ def _mistyped(made: object, base: type) -> Iterator[str]:
             yield f'{name} = {reprlib.repr(value)}: must be a tuple of texts, such as ("one",)'
     for name, _ in inspect.getmembers(base, inspect.isfunction):
         if not callable(getattr(made, name)):
-            yield f"{name} is a {type(getattr(made, name)).__name__}: must be a method"
+            yield f"{name} is {a_type(getattr(made, name))}: must be a method"
 
 
 def code_of(key: str, name: str) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
+_GIVEN = r"[\"']?(?!\$|\\\$|%)[^\s\"']+"
+"""A password on a command line that is no variable."""
 FORMS: Mapping[str, str] = {
     "a token of Hugging Face": r"\bhf_[A-Za-z0-9]{20,}",
     "a token of GitHub": r"\b(?:gh[oprsu]_[A-Za-z0-9]{20,}|github_pat_\w{20,})",
@@ -19,6 +21,9 @@ FORMS: Mapping[str, str] = {
     "a key of NVIDIA": r"\bnvapi-[\w-]{40,}",
     "a token of Docker": r"\bdckr_pat_[\w-]{20,}",
     "a web token (JWT)": r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}",
+    "a password of curl": r"\bcurl\s(?:[^;&|\n]{0,200}\s)?(?:-u|--user[= ])\s*[\"']?[^\s:$\"'\\]+:" + _GIVEN,
+    "a password of sshpass": r"\bsshpass\s+-p\s*" + _GIVEN,
+    "a password of a registry": r"\b(?:docker|podman)\s+login\s(?:[^;&|\n]{0,80}\s)?-p\s+" + _GIVEN,
     "a password in an address": r"\w://[^/\s:@]*:(?!\$)[^/\s@]+@(?!sha256:)",
     "the value of a header": r"(?i)\bAuthorization\W+(?:Bearer|Basic|Token)\s+(?!\$)\S",
 }
@@ -26,16 +31,19 @@ FORMS: Mapping[str, str] = {
 _OF_A_VOCABULARY = r"(?:[\w-]*?[_-])?(?:BOS|EOS|PAD|UNK|MASK|SEP|CLS|STOP)[_-]TOKEN"
 NAME = (
     rf"(?!{_OF_A_VOCABULARY})[\w-]*?"
-    r"(?:PASSWORD|PASSWD|PASSPHRASE|TOKEN|SECRET(?:_KEY)?|(?:API|ACCESS|PRIVATE)[_-]?KEY)(?:_?\d+)?"
+    r"(?:PASSWORD|PASSWD|PASSPHRASE|MYSQL_PWD|(?:DB|SSH|SMTP|PROXY)_?PASS|TOKEN|SECRET(?:_KEY)?|"
+    r"(?:API|ACCESS|PRIVATE)[_-]?KEY)(?:_?\d+)?"
 )
 """Names whose value is a secret. HF_TOKEN_PATH is none: its name goes on. Nor is eos_token, a token of a vocabulary."""
 NAMED = re.compile(
     rf"(?:(?<![\w$-])(?P<name>{NAME})(?:\+?=|:\s+)|(?<!\S)--?(?P<option>{NAME})(?:=|[ \t]+))"
-    r"[\"']?(?![-$`(<\[{]|\\\$|%\w+%|\*{3}|x{3,}\b|~/|id=|\d{1,7}\b|(?:true|false|yes|no|none|null|auto|stdin)\b)"
+    r"[\"']?(?:\$\{\w+:?[-=][\"']?)?"
+    r"(?![-$`(<\[{}]|\\\$|%\w+%|\*{3}|x{3,}\b|~/|id=|\d{1,7}\b|(?:true|false|yes|no|none|null|auto|stdin)\b)"
     r"[^\s\"',;]{4,}",
     re.IGNORECASE | re.ASCII,
 )
-"""A name with a value that is no variable, file, number, switch or gap such as {{ }}, and no token such as <pad>."""
+"""A name with a value that is no variable, file, number, switch or gap such as {{ }}, and no token such as <pad>.
+The value may be what a shell takes where a variable is not set: ${X:-value}."""
 _USER = re.compile(r"(?<=://)[^/?#\s]*@")
 """The user, and perhaps a password, of an address: to the last @, as a password may have one."""
 

@@ -1,17 +1,23 @@
-"""In: a config that names a schedule or an update rule of the user. Out: what they refuse; rates that are no rates.
-Does not import the code of other names: tasks and models do when they look for theirs."""
+"""In: a config that names code of the user. Out: all names that stand for nothing that their key takes; what a schedule
+or an update rule refuses; rates that are no rates.
+Does not run a kind, a task or a corpus: who uses them does."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from codescent.base.errors import UserError
 from codescent.base.own_names import is_own_name
+from codescent.config import rate_schedules, update_rules
 from codescent.config.optimizer import Optimizer
+from codescent.config.own_keys import own_names_in
 from codescent.config.rate_schedules import RateSchedule, learning_rate, of_optimizer, unread
 from codescent.config.update_rules import KEY, own_rule
+from codescent.data.text.own_documents import documents_of
+from codescent.models import own as own_models
+from codescent.tasks import own as own_tasks
 
 if TYPE_CHECKING:
     from codescent.config.sections import Config
@@ -20,6 +26,27 @@ OF_RULES = frozenset(("beta1", "beta2", "eps", "momentum"))
 """Keys that only some update rules read."""
 MOST_TRIED = 10_000
 """So many rates are computed at most before a run begins."""
+
+
+def check_own_names(config: Config) -> None:
+    """Look at every name of the user's code, before data is prepared. Raises UserError: all that stand for nothing that
+    their key takes."""
+    optimizer = config.optimizer
+    looks: dict[str, Callable[[str], object]] = {
+        own_models.KEY: own_models.own_kind,
+        own_tasks.KEY: own_tasks.own_task,
+        update_rules.KEY: lambda _: own_rule(optimizer),
+        rate_schedules.KEY: lambda _: of_optimizer(optimizer),
+    }
+    problems: list[str] = []
+    for key, name in own_names_in(config).items():
+        try:
+            look = looks.get(key)
+            documents_of(key, name) if look is None else look(name)
+        except UserError as error:
+            problems += error.problems
+    if problems:
+        raise UserError(*problems)
 
 
 def problems_of_own(config: Config) -> Iterator[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from codescent.base import own_names
-from codescent.base.counted import counted
+from codescent.base.counted import a_type, counted
 from codescent.base.errors import UserError
 from codescent.base.own_names import is_own_name
 from codescent.base.returned import check_fields
@@ -118,7 +118,7 @@ def _check_output(module: nn.Module, _inputs: object, output: object) -> None:
     if not isinstance(output, Tensor):
         raise UserError(
             f"{type(module).__module__}:{type(module).__name__}: forward returns "
-            f"{'None' if output is None else f'a {type(output).__name__}'}; must be a Tensor: the sum of the losses, "
+            f"{'None' if output is None else a_type(output)}; must be a Tensor: the sum of the losses, "
             "or without targets the logits: see codescent docs own_names"
         )
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import nn
 
+from codescent.base.counted import a_type
 from codescent.base.errors import UserError
 
 CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
@@ -34,9 +35,7 @@ def check_blocks(module: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Modu
         if block is module or block not in names:
             problems.append(f"blocks[{number}] ({type(block).__name__}): must be a submodule of the module")
         elif only_holds(block):
-            problems.append(
-                f"blocks[{number}] ({names[block]}): a {type(block).__name__} has no forward: give its submodules"
-            )
+            problems.append(f"blocks[{number}] ({names[block]}): {a_type(block)} has no forward: give its submodules")
         elif outer := [other for other in blocks if other is not block and block in set(other.modules())]:
             problems.append(
                 f"blocks[{number}] ({names[block]}): is inside {names.get(outer[0], 'another block')}: give one of both"

@@ -19,6 +19,7 @@ from torch.distributed.tensor import distribute_tensor as distribute
 
 from codescent.base import output
 from codescent.base.agreement import from_first, rank, together
+from codescent.base.counted import a_type
 from codescent.base.errors import UserError
 from codescent.base.torch_dtypes import CODE_DTYPES, DTYPE_CODES
 from codescent.checkpoint.checkpoints import Checkpoints, Saved, read_tensors
@@ -285,7 +286,7 @@ def _json_problems(name: str, value: Any) -> Iterator[str]:
         for number, inner in enumerate(value):
             yield from _json_problems(f"{name}[{number}]", inner)
     elif not isinstance(value, str | int | float | bool | None):
-        yield f"{name}: JSON cannot represent a {type(value).__name__}: give numbers, strings, lists or dicts"
+        yield f"{name}: JSON cannot represent {a_type(value)}: give numbers, strings, lists or dicts"
 
 
 def _optimizer_values(optimizer: torch.optim.Optimizer, names: Names) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

@@ -17,7 +17,7 @@ from codescent.base.agreement import together
 from codescent.base.errors import UserError
 from codescent.base.output import copy_to, warn
 from codescent.base.rank import Rank
-from codescent.build import Began, check_sizes, saved_plan, task_request
+from codescent.build import Began, check_own_names, check_sizes, saved_plan, task_request
 from codescent.checkpoint.checkpoints import CheckpointError, Checkpoints, Saved
 from codescent.config.decided import compiles, with_device
 from codescent.config.effects import effective
@@ -198,12 +198,13 @@ def open_data(
             different data or plans; or this machine lacks devices or memory.
     """
     world.in_turn(lambda: obtain_named(config, resume=resume), "hub")
-    request = task_request(config)
-    # Rank 0 reads the date and files outside of the corpus (a chat template), and sends them to every rank.
     if resume:
         world.from_first(lambda: refuse_moved(config))
-    else:
+    world.from_first(lambda: check_own_names(config))
+    request = task_request(config)
+    if not resume:
         world.from_first(lambda: check_sizes(config, world.this_rank.world_size))
+    # Rank 0 reads the date and files outside of the corpus (a chat template), and sends them to every rank.
     pinned = world.from_first(lambda: pin(request, folder))
     request = dataclasses.replace(request, pinned=pinned)
     world.in_turn(lambda: tasks.prepare_and_open(request, progress=world.is_first))

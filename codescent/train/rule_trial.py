@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from codescent.base.counted import a_type
 from codescent.base.errors import UserError
 from codescent.config.update_rules import KEY, UpdateRule
 
@@ -31,7 +32,7 @@ def make(rule: UpdateRule, groups: list[dict[str, Any]], optimizer: Optimizer) -
 def _problems(rule: UpdateRule, optimizer: Optimizer) -> Iterator[str]:
     made: object = rule.make(_groups([torch.zeros(2)]), optimizer)
     if not isinstance(made, torch.optim.Optimizer):
-        yield f"make returns a {type(made).__name__}; must be a torch.optim.Optimizer"
+        yield f"make returns {a_type(made)}; must be a torch.optim.Optimizer"
         return
     problems = [*_of_state(rule, optimizer)]
     yield from problems

@@ -96,7 +96,7 @@ class Wandb(Tracker):
         if mode == "online":
             self.where = f"run {key}, {self._run.url}"
         elif mode == "offline":
-            self.where = f"run {key}, offline; later: wandb sync {folder / 'wandb' / f'offline-run-*-{key}'}"
+            self.where = f"run {key}, offline; later: wandb sync {folder / 'wandb' / f'offline-run-*-{key}*'}"
 
     def row(self, step: int, numbers: Mapping[str, float]) -> None:
         """See `Tracker`."""

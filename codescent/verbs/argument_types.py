@@ -122,6 +122,10 @@ class Parser(argparse.ArgumentParser):
             say_once([*self.format_usage().splitlines(), f"{self.prog}: error: {said}"], os.environ)
         sys.exit(2)
 
+    def needs(self, argument: str) -> bool:
+        """Whether an argument without a dash must be given."""
+        return any(action.required for action in self._get_positional_actions() if action.dest == argument)
+
     def near(self, word: str) -> str:
         """The option that begins with a word, or is most like it; empty: none is."""
         options = list(self._option_string_actions)

@@ -19,7 +19,7 @@ TARGETS_HELP = f"{', '.join(TARGETS[:-1])} or {TARGETS[-1]}"
 def config_arguments(verb: argparse.ArgumentParser, *, optional: bool = False, meaning: str = CONFIG_HELP) -> None:
     """Add CONFIG and overrides."""
     verb.add_argument("config", metavar="CONFIG", type=text, help=meaning, nargs="?" if optional else None)
-    verb.add_argument("overrides", metavar="section.key=value", nargs="*", help=OVERRIDES_HELP)
+    verb.add_argument("overrides", metavar="section.key=value", nargs="*", default=[], help=OVERRIDES_HELP)
 
 
 def checkpoint_arguments(verb: argparse.ArgumentParser) -> None:

@@ -57,6 +57,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     if config := _config_after_overrides(arguments, rest):
         arguments.overrides, arguments.config = [arguments.config, *arguments.overrides], config
         (arguments.overrides if config in arguments.overrides else rest).remove(config)
+    elif _begins_with_override(arguments) and parsers[arguments.verb].needs("config"):
+        first = arguments.config
+        parsers[arguments.verb].error(f"no CONFIG: {first} is an override; give a config first, such as default")
     if rest and ("overrides" not in arguments or any(word.startswith("-") or "=" not in word for word in rest)):
         values = {after for word, after in pairwise(rest) if word.startswith("-") and "=" not in word}
         unknown = [word for word in rest if word not in values or word.startswith("-")]
@@ -83,9 +86,14 @@ def _hint(word: str, said: Sequence[str], arguments: argparse.Namespace, verb: P
     return f"an override is section.key=value, such as train.num_steps=100{own}"
 
 
+def _begins_with_override(arguments: argparse.Namespace) -> bool:
+    """Whether an override stands in the place of CONFIG."""
+    return "overrides" in arguments and OVERRIDE.match(getattr(arguments, "config", None) or "") is not None
+
+
 def _config_after_overrides(arguments: argparse.Namespace, rest: Sequence[str]) -> str | None:
     """The first word that is not an override, if an override stands in the place of CONFIG."""
-    if "overrides" not in arguments or not OVERRIDE.match(getattr(arguments, "config", None) or ""):
+    if not _begins_with_override(arguments):
         return None
     words = [*arguments.overrides, *rest]
     return next((word for word in words if not word.startswith("-") and not OVERRIDE.match(word)), None)

@@ -116,4 +116,4 @@ def import_(verb: argparse.ArgumentParser) -> None:
     add("folder", type=path_or_hub, metavar="DIR", help="Hugging Face folder, or hf://OWNER/NAME of the hub")
     add("run", type=path, metavar="RUN", help="run folder to create")
     add("--config", type=text, default="finetune", help=f"config for keys that DIR does not decide: {CONFIG_HELP}")
-    add("overrides", metavar="section.key=value", nargs="*", help=OVERRIDES_HELP)
+    add("overrides", metavar="section.key=value", nargs="*", default=[], help=OVERRIDES_HELP)

@@ -8,7 +8,7 @@ import math
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from codescent.base.parent import end_with_command, handed_on
 from codescent.base.rank import Rank
 from codescent.base.stopping import LATER, SAVING, reported
 from codescent.base.time_limit import forget_others, stop_at
-from codescent.build import saved_plan, task_request
+from codescent.build import check_own_names, saved_plan, task_request
 from codescent.config.effects import is_default
 from codescent.config.hub_keys import words_of
 from codescent.config.load import LoadedConfig
@@ -117,9 +117,11 @@ def _main(arguments: Namespace, ignored: Sequence[str], loaded: LoadedConfig | N
     if not restarts and (rank is None or not rank.child):  # else the process that replaces this one says it
         for sentence in found:
             warn(sentence)
-    if rank is None or not rank.rank:
-        find_packages(config.log)  # before torch is imported and the data is prepared
-        loggers.find(config.log.to)  # other ranks need no logger, and machines without rank 0 may lack the module
+    if restarts:
+        # glibc reads its tunables when a process starts: replace this process once by itself.
+        hand_on(SAVING)
+        env = tuned_environment(os.environ) | handed_on()
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], env)
     if rank is not None and not alone and arguments.ranks not in (None, rank.world_size):
         raise UserError(
             f"--ranks {arguments.ranks}: this process is rank {rank.rank} of {rank.world_size}, numbered by "
@@ -130,19 +132,35 @@ def _main(arguments: Namespace, ignored: Sequence[str], loaded: LoadedConfig | N
         refuse_without_loopback()  # before torch is imported and the data is prepared
     if resume and alone:  # at once, as importing torch takes seconds; several ranks refuse together
         refuse_moved(config)
+    _refuse_missing(config, rank, alone=alone)
     if starts:
         env = tuned_environment(os.environ) if tunes else dict(os.environ)
         return _start_ranks(arguments, config, env, resume=resume)
-    if restarts:
-        # glibc reads its tunables when a process starts: replace this process once by itself.
-        hand_on(SAVING)
-        env = tuned_environment(os.environ) | handed_on()
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], env)
     if arguments.find_learning_rate:
         return _find_learning_rate(config, rank or Rank())
     if rank is None or not (rank.rank or rank.child):
         introduce(config, resume=resume)
     return _train(config, rank or Rank(), found, resume=resume)
+
+
+def _refuse_missing(config: Config, rank: Rank | None, *, alone: bool) -> None:
+    """Look for packages and code that the config names, before the data is prepared. Raises UserError: all problems.
+
+    Several ranks of a launcher look at the code of the user when they have met.
+    """
+    checks: list[Callable[[], None]] = []
+    if rank is None or not rank.rank:  # other ranks need no logger, and machines without rank 0 may lack the module
+        checks += [lambda: find_packages(config.log), lambda: loggers.find(config.log.to)]
+    if alone:
+        checks.append(lambda: check_own_names(config))
+    problems: list[str] = []
+    for check_this in checks:
+        try:
+            check_this()
+        except UserError as error:
+            problems += error.problems
+    if problems:
+        raise UserError(*problems)
 
 
 def _check_local_rank(given: int | None, rank: Rank | None) -> None:

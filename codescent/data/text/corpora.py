@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
+from codescent.base import hub_name
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
 from codescent.base.own_names import is_own_name
@@ -220,16 +221,18 @@ def _of_glob(path: Path) -> Iterator[Path]:
 def _nothing_there(corpus: str, path: Path) -> UserError:
     if path.is_dir():
         return UserError(f"{corpus}: this folder holds no file (hidden ones are left out)")
+    of_hub = f"; a data set of the hub is named {name}" if (name := hub_name.meant(corpus, is_dataset=True)) else ""
     if glob.has_magic(corpus):
-        return UserError(
-            f"{corpus}: no such file or folder, and no file matches it as a pattern (glob), as its name has * ? or ["
-        )
+        why = "no such file or folder, and no file matches it as a pattern (glob), as its name has * ? or ["
+        return UserError(f"{corpus}: {why}{of_hub}")
     if path.is_symlink():
         return UserError(f"{corpus}: a symbolic link that leads nowhere")
     siblings = [str(path.parent / child.name) for child in path.parent.iterdir()] if path.parent.is_dir() else []
     close = difflib.get_close_matches(corpus, NAMES, 1, 0.5) or difflib.get_close_matches(str(path), siblings, 1, 0.8)
     hint = f": did you mean {close[0]}?" if close else ""
-    return UserError(f"{corpus}: no such file or folder, and not the name of a corpus ({', '.join(NAMES)}){hint}")
+    return UserError(
+        f"{corpus}: no such file or folder, and not the name of a corpus ({', '.join(NAMES)}){hint}{of_hub}"
+    )
 
 
 def _walk(root: Path, left_out: frozenset[str] = frozenset()) -> Iterable[Path]:

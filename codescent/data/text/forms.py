@@ -70,6 +70,7 @@ _SIGNATURES: tuple[tuple[int, bytes, str], ...] = (
 )
 """Place and bytes by which a form is recognised; its name, and what a user can do."""
 _PLAIN = (b"%PDF-", b"{\\rtf")  # signatures of files that may have no byte that is not text
+_NO_TEXT = {name for _, signature, name in _SIGNATURES if signature not in _PLAIN}
 _NOT_TEXT = re.compile(rb"[\x00-\x06\x0e-\x1a]|[\x80-\xff]")
 _PACKED = {
     ".gz": rb"\x1f\x8b\x08",
@@ -106,6 +107,11 @@ def binary_form(head: bytes) -> str | None:
         if head.startswith(signature, place) and (signature in _PLAIN or _NOT_TEXT.search(head[:4096])):
             return name
     return None
+
+
+def may_be_text(form: str) -> bool:
+    """Whether a file of a form that is not in READ could be read as plain text."""
+    return form not in _NO_TEXT
 
 
 def form_of(head: bytes, *, is_whole: bool) -> str:

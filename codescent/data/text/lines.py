@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import IO
 
+from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.data.text.forms import binary_form
 from codescent.data.text.records import NULL_TYPE, TEXT_TYPE, DocumentPiece, Reading, blocks_of, text_column
@@ -59,7 +60,7 @@ def table_documents(
         column = header.index(text_column(place, dict.fromkeys(header, TEXT_TYPE), reading, "column", hint))
         for row in filter(None, rows):
             if len(row) != len(header):
-                found = f"{len(row)} fields, and the header has {len(header)}"
+                found = f"{counted(len(row), 'field')}, and the header has {len(header)}"
                 raise UserError(f"{where}: line {rows.line_num}: {found}{hint}")
             yield from blocks_of(row[column], reading.noticed)
     except csv.Error as error:

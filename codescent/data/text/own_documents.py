@@ -35,6 +35,11 @@ class Documents:
         return ""
 
 
+def documents_of(key: str, name: str) -> Documents:
+    """The object of the class of a name. Raises UserError: see `own_names.instance`."""
+    return own_names.instance(key, name, Documents, needs=("read",))
+
+
 class OwnTexts:
     """The documents of a class of the user.
 
@@ -46,7 +51,7 @@ class OwnTexts:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.documents = own_names.instance(KEY, name, Documents, needs=("read",))
+        self.documents = documents_of(KEY, name)
         self._sha256: str | None = None
 
     def stamp(self) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from codescent.base import hub_name
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
 from codescent.base.sealed import digest
@@ -137,6 +138,7 @@ def _identity(wanted: str, read: Callable[[str], str]) -> tuple[str, list[str]]:
     except OSError as error:
         close = difflib.get_close_matches(wanted, KINDS, 1, 0.5)
         near = f": did you mean {close[0]}?" if close else ""
+        near += f"; a tokenizer of the hub is named {name}" if (name := hub_name.meant(wanted)) else ""
         kinds = ", ".join(KINDS)
         return wanted, [f"neither {kinds}, bpe:VOCAB nor a file that can be read ({error.strerror}){near}"]
 

@@ -18,7 +18,7 @@ from codescent.data.text import columnar
 from codescent.data.text.corpora import Corpus, CorpusFile
 from codescent.data.text.forms import COLUMNAR, JSON_LINES, READ
 from codescent.data.text.records import Noticed, Reading
-from codescent.data.text.sources import AS_TEXT, looked_at
+from codescent.data.text.sources import AS_TEXT, looked_at, refused
 
 MAX_PROBLEMS = 20
 NUM_CODE_POINTS = 0x110000
@@ -135,7 +135,7 @@ def _refused(corpus: Corpus, reading: Reading, num_threads: int) -> list[str]:
                 columnar.needed(form)
         except UserError as error:  # a library is not installed
             return "; ".join(error.problems), str(source.path)
-        return None if form in READ else (f"is {form}; {AS_TEXT}", str(source.path))
+        return None if form in READ else (refused(form), str(source.path))
 
     files: dict[str, list[str]] = {}
     with ThreadPoolExecutor(num_threads) as threads:

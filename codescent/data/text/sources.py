@@ -25,6 +25,7 @@ from codescent.data.text.forms import (
     TEXT,
     form_named,
     is_tar,
+    may_be_text,
     packed_by,
 )
 from codescent.data.text.lines import json_documents, not_utf8, table_documents
@@ -34,9 +35,15 @@ TAR_SUFFIXES = (".tar", ".tgz", ".txz", ".tzst")
 MOST_PACKED = 4
 """A file is compressed so many times at most: some files unpack to themselves."""
 AS_TEXT = "to read it as plain text, give data.as_text = true (`codescent data`: --as-text)"
+"""What reads a file as text, whatever its form is."""
 _NAMED = {JSON_LINES: JSONL_SUFFIXES, **dict.fromkeys(TABLES, (".csv", ".tsv"))}
 """Endings of names that say the form. Under another name a reader notices it."""
 _ERRORS: Any = tarfile  # typeshed does not know its errors of headers
+
+
+def refused(form: str) -> str:
+    """Why a file of a form that is not in READ is not read, as a clause."""
+    return f"is {form}; {AS_TEXT}" if may_be_text(form) else f"is {form}"
 
 
 class _Watched(io.FileIO):
@@ -199,7 +206,7 @@ def _of_form(
     """
     where, hint = opened.where, ""
     if form not in READ:
-        raise UserError(f"{where}: is {form}; {AS_TEXT}")
+        raise UserError(f"{where}: {refused(form)}")
     if suffix not in _NAMED.get(form, (suffix,)):
         reading.noticed.forms.add(form)
         hint = f"; {AS_TEXT}"

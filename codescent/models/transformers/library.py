@@ -228,15 +228,44 @@ def logits_of(net: nn.Module, tokens_BT: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def one_sequence() -> Iterator[None]:
-    """A block in which transformers takes each sample for one sequence, as it finds in a run: positions that a model
-    makes by itself run on. Fake tensors cannot say it, so it would make a mask."""
+    """A block in which transformers takes each sample for one sequence without padding, as it finds in a run: positions
+    that a model makes by itself run on, and its mask of tokens (BioGPT's) is all ones. Fake tensors cannot say it, so
+    transformers would make a mask for attention.
+
+    Raises UserError: the installed version has not the functions that decide it.
+    """
     masks: Any = importlib.import_module(f"{EXTRA}.masking_utils")
-    before = masks.find_packed_sequence_indices
-    masks.find_packed_sequence_indices = lambda *_, **__: None
+    before = {name: getattr(masks, name, None) for name in _DECIDE_MASKS}
+    if missing := [name for name, function in before.items() if function is None]:
+        raise UserError(
+            f"transformers {_transformers().__version__} has no {', '.join(missing)}: codescent cannot observe when it "
+            "makes a mask"
+        )
     try:
+        for name, decide in _DECIDE_MASKS.items():
+            setattr(masks, name, decide(before[name]))
         yield
     finally:
-        masks.find_packed_sequence_indices = before
+        for name, function in before.items():
+            setattr(masks, name, function)
+
+
+def _no_boundaries(_before: Any) -> Any:
+    """In place of what looks for positions that begin again."""
+    return lambda *_, **__: None
+
+
+def _without_padding(before: Any) -> Any:
+    """In place of what looks whether a mask of tokens has padding: `before` is called as for none."""
+    return lambda padding_mask, *more, **options: before(None, *more, **options)
+
+
+_DECIDE_MASKS = {
+    "find_packed_sequence_indices": _no_boundaries,
+    "_ignore_causal_mask_sdpa": _without_padding,
+    "_ignore_bidirectional_mask_sdpa": _without_padding,
+}
+"""The functions of transformers that decide by values whether attention needs a mask, with what replaces them."""
 
 
 def head_of(net: nn.Module) -> nn.Module | None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from codescent.base.counted import a_type
 from codescent.base.dtypes import FLOATS, NUMBER_FORMATS
 from codescent.base.errors import UserError
 from codescent.base.extra import library
@@ -162,7 +163,7 @@ def _open_pt(file: Watched) -> Arrays:
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
         raise UserError(_unreadable(path, error, "a .pt file of tensors alone, as torch.save writes it")) from error
     if not isinstance(found, dict):
-        raise UserError(f"{path}: holds a {type(found).__name__}, must be a dict of tensors by name")
+        raise UserError(f"{path}: holds {a_type(found)}, must be a dict of tensors by name")
     sizes = {record.file_size for record in records}
     for name, value in found.items() if maps else ():
         if isinstance(value, torch.Tensor) and value.layout == torch.strided:
