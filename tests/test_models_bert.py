@@ -216,6 +216,7 @@ def test_presets_have_the_published_parameters(preset: str, head: str) -> None:
     assert sum(parameter.numel for parameter in parameters(shape)) == COUNTS[preset, head]
     with torch.device("meta"):
         twin = (BertForMaskedLM if head == "mlm" else BertForQuestionAnswering)(their_config(shape))
+    twin.tie_weights()  # on "meta" not all versions have tied them
     assert sum(tensor.numel() for tensor in twin.parameters()) == COUNTS[preset, head]
     assert models.kind_of(None, preset) == "bert"
 

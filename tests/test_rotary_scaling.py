@@ -86,6 +86,9 @@ def test_scalings_that_cannot_be_are_refused_with_the_reason(tmp_path: Path) -> 
         change(tmp_path, rope_parameters={"rope_theta": 500.0, **rope})
         with pytest.raises(UserError, match=message):
             open_folder(tmp_path)
+    change(tmp_path, rope_parameters="linear")
+    with pytest.raises(UserError, match=r"rope_scaling \(or rope_parameters\) must be an object"):
+        keys_of_model(tmp_path)
 
 
 def test_keys_of_another_scaling_are_refused() -> None:

@@ -39,7 +39,9 @@ class RotaryKeys:
 
     def read(self, settings: Settings, head_dim: int, *, windowed: bool) -> tuple[dict[str, Any], list[str]]:
         """Our sizes, and error messages. `windowed`: whether a layer has a window."""
-        given = dict(settings.get("rope_parameters") or settings.get("rope_scaling") or {})
+        given = rope.given_in(settings)
+        if given is None:
+            return {}, [rope.NO_OBJECT]
         found: dict[str, Any] = {}
         problems: list[str] = []
         theta = settings.get("rope_theta")

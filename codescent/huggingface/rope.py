@@ -13,6 +13,7 @@ from codescent.models.llama.rope import READS, ROPE
 from codescent.plan.model import RopeScaling
 
 LENGTH = "original_max_position_embeddings"
+NO_OBJECT = 'rope_scaling (or rope_parameters) must be an object, such as {"rope_type": "linear", "factor": 2.0}'
 HANDLED = ("rope_theta", "rope_scaling", "rope_parameters", LENGTH)
 """The keys of config.json that `read` reads."""
 
@@ -35,9 +36,17 @@ _OPTIONAL = ("beta_fast", "beta_slow", "truncate", "attention_factor")
 _REASONS = {"dynamic": ": its frequencies change with the length of each text, so no cached key would stay right"}
 
 
+def given_in(settings: Settings) -> dict[str, Any] | None:
+    """What a config.json says of the rotation, as a new dict; None: it is no object."""
+    given = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
+    return dict(given) if isinstance(given, Mapping) else None
+
+
 def read(settings: Settings) -> tuple[dict[str, Any], list[str]]:
     """The base of the frequencies and their scaling, and error messages."""
-    rope = dict(settings.get("rope_parameters") or settings.get("rope_scaling") or {})
+    rope = given_in(settings)
+    if rope is None:
+        return {}, [NO_OBJECT]
     found: dict[str, Any] = {"rope_theta": float(rope.pop("rope_theta", settings.get("rope_theta", 10_000.0)))}
     method = rope.pop("rope_type", rope.pop("type", "default"))
     rope.pop("type", None)
