@@ -122,10 +122,10 @@ class CountingPage(OwnPage):
         self.positions += 1
         super().at(position, stage, instruction)
 
-    def collective(self, name: bytes) -> None:
+    def collective(self, row: int, kind: bytes, size_bytes: int = 0) -> None:
         """See OwnPage."""
         self.begun += 1
-        super().collective(name)
+        super().collective(row, kind, size_bytes)
 
 
 class Turns:

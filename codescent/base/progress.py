@@ -1,5 +1,5 @@
-"""In: what a rank does now: step, instruction, collective. Out: a page of shared memory for each rank of this machine.
-Ranks write their pages, the launcher reads them. Does not decide which rank is late (launch/watch.py does)."""
+"""In: what a rank does now: step, instruction, collectives. Out: a page of shared memory for each rank of this machine.
+Ranks write their pages, the launcher reads them. Does not decide which rank is late (launch/verdict.py does)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import math
 import mmap
 import os
 import struct
+import threading
 import time
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,15 +20,55 @@ PROGRESS_FD = "CODESCENT_PROGRESS_FD"
 ENDED = math.inf
 """Position of a rank whose training has returned: after the last step, or after a stop that was requested."""
 
+READING = "reading"
+"""The section in which a rank waits for its samples."""
+PREPARATION, SCRIPT = "preparation", "script"
+"""The sections in which ranks wait until data is prepared, and in which an own loop has not taken a step."""
+
+GROUPS, SECTIONS = 16, 12
+"""Rows of a page for process groups, and for sections. Further ones are not on the page."""
+FOLDER_BYTES = 1024
+BEAT_EVERY_S = 1.0
+
 _WHERE = struct.Struct("<ddq24s")  # position, time, stage, instruction
-_SECTION = struct.Struct("<24s")
-_COLLECTIVE = struct.Struct("<q40s")  # number, name
+_SECTION = struct.Struct("<24sd")  # name, since
+_LAST = struct.Struct("<qq")  # number of collectives, row of the last
 _MOMENT = struct.Struct("<d")
+_GROUP = struct.Struct("<qqqd16s24s")  # id, number of collectives, bytes, since, kind, axis
+_SPENT = struct.Struct("<24sqd")  # name of a section, how often it has ended, seconds of the last time
 _AT_SECTION = _WHERE.size
-_AT_COLLECTIVE = _AT_SECTION + _SECTION.size
-_AT_MEETING = _AT_COLLECTIVE + _COLLECTIVE.size
+_AT_LAST = _AT_SECTION + _SECTION.size
+_AT_MEETING = _AT_LAST + _LAST.size
 _AT_DEATH = _AT_MEETING + _MOMENT.size
-PAGE_BYTES = _AT_DEATH + _MOMENT.size
+_AT_BEAT = _AT_DEATH + _MOMENT.size
+_AT_FAILURE = _AT_BEAT + _MOMENT.size
+_AT_GROUPS = _AT_FAILURE + _MOMENT.size
+_AT_SPENT = _AT_GROUPS + GROUPS * _GROUP.size
+PAGE_BYTES = _AT_SPENT + SECTIONS * _SPENT.size
+
+
+@dataclass(frozen=True)
+class GroupUse:
+    """The last collective that a rank has begun in a process group.
+
+    Attributes:
+        group: stands for the group: equal on its ranks, and on no others.
+        number: of the collective in this group, from 1; 0: the rank has begun none.
+        size_bytes: of its first buffer; 0: unknown.
+        since_s: when it began, by time.monotonic.
+        kind: such as "all_reduce".
+        axis: of the mesh, or the group's name.
+    """
+
+    group: int
+    number: int = 0
+    size_bytes: int = 0
+    since_s: float = 0.0
+    kind: str = ""
+    axis: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} over {self.axis}"
 
 
 @dataclass(frozen=True)
@@ -39,11 +81,17 @@ class Page:
         time_s: when the position was written, by time.monotonic, which is the same for all processes of a machine.
         stage: index of the rank's program in the plan.
         instruction: that is under way, such as "backward".
-        section: what is done between two steps, such as "validation"; "": a step is under way.
+        section: what is done beside the instructions, such as "validation"; "": an instruction is under way.
+        section_s: since when.
         collectives: how many collectives the rank has begun.
-        collective: the last of them, such as "all_reduce over tp".
+        last: the last of them; None: there was none.
+        groups: the last collective in each group of the rank.
+        spent: by section that has ended: how often, and the seconds of the last time.
         meets: the step after which the rank is in collectives with all others; 0: it is in none.
         died_s: when the launcher saw that the rank had died; 0: it lives.
+        beat_s: when a thread of the rank had the GIL last; 0: no thread writes it.
+        failed_s: when an error began to end the rank; 0: none has. Negative: the error only says that another rank
+            does not answer.
     """
 
     position: float = 0.0
@@ -51,17 +99,28 @@ class Page:
     stage: int = 0
     instruction: str = ""
     section: str = ""
+    section_s: float = 0.0
     collectives: int = 0
-    collective: str = ""
+    last: GroupUse | None = None
+    groups: tuple[GroupUse, ...] = ()
+    spent: tuple[tuple[str, int, float], ...] = ()
     meets: int = 0
     died_s: float = 0.0
+    beat_s: float = 0.0
+    failed_s: float = 0.0
+
+    @property
+    def moved(self) -> tuple[object, ...]:
+        """What changes when the rank makes progress."""
+        return self.position, self.time_s, self.instruction, self.section, self.section_s, self.collectives, self.meets
 
 
 class Pages:
     """The pages of all ranks of a machine. The launcher can read the page of a rank that is stopped or hangs."""
 
     def __init__(self, descriptor: int, ranks: int) -> None:
-        self.memory = mmap.mmap(descriptor, ranks * PAGE_BYTES)
+        self.ranks = ranks
+        self.memory = mmap.mmap(descriptor, ranks * PAGE_BYTES + FOLDER_BYTES)
 
     @classmethod
     def of(cls, env: Mapping[str, str], ranks: int) -> Pages | None:
@@ -73,17 +132,54 @@ class Pages:
         """Read a page."""
         start = rank * PAGE_BYTES
         position, time_s, stage, instruction = _WHERE.unpack_from(self.memory, start)
-        (section,) = _SECTION.unpack_from(self.memory, start + _AT_SECTION)
-        collectives, collective = _COLLECTIVE.unpack_from(self.memory, start + _AT_COLLECTIVE)
-        (meets,) = _MOMENT.unpack_from(self.memory, start + _AT_MEETING)
-        (died_s,) = _MOMENT.unpack_from(self.memory, start + _AT_DEATH)
-        words = [_text(one) for one in (instruction, section, collective)]
-        return Page(position, time_s, stage, words[0], words[1], collectives, words[2], int(meets), died_s)
+        section, section_s = _SECTION.unpack_from(self.memory, start + _AT_SECTION)
+        collectives, row = _LAST.unpack_from(self.memory, start + _AT_LAST)
+        meets, died_s, beat_s, failed_s = struct.unpack_from("<4d", self.memory, start + _AT_MEETING)
+        rows = [self._group(start, index) for index in range(GROUPS)]
+        return Page(
+            position=position,
+            time_s=time_s,
+            stage=stage,
+            instruction=_text(instruction),
+            section=_text(section),
+            section_s=section_s,
+            collectives=collectives,
+            last=rows[row] if collectives and 0 <= row < GROUPS else None,
+            groups=tuple(one for one in rows if one.group),
+            spent=tuple(self._spent(start)),
+            meets=int(meets),
+            died_s=died_s,
+            beat_s=beat_s,
+            failed_s=failed_s,
+        )
 
     def lose(self, rank: int, now_s: float) -> Page:
         """The launcher writes that a rank has died, and the others go on. Returns its page."""
         _MOMENT.pack_into(self.memory, rank * PAGE_BYTES + _AT_DEATH, now_s)
         return self.read(rank)
+
+    @property
+    def folder(self) -> str:
+        """The path of the run folder that a rank has written; "": none has."""
+        start = self.ranks * PAGE_BYTES
+        return _text(self.memory[start : start + FOLDER_BYTES])
+
+    @folder.setter
+    def folder(self, path: str) -> None:
+        text = os.fsencode(path)
+        if len(text) < FOLDER_BYTES:
+            start = self.ranks * PAGE_BYTES
+            self.memory[start : start + FOLDER_BYTES] = text.ljust(FOLDER_BYTES, b"\0")
+
+    def _group(self, start: int, index: int) -> GroupUse:
+        group, number, size, since_s, kind, axis = _GROUP.unpack_from(
+            self.memory, start + _AT_GROUPS + index * _GROUP.size
+        )
+        return GroupUse(group, number, size, since_s, _text(kind), _text(axis))
+
+    def _spent(self, start: int) -> list[tuple[str, int, float]]:
+        rows = [_SPENT.unpack_from(self.memory, start + _AT_SPENT + index * _SPENT.size) for index in range(SECTIONS)]
+        return [(_text(name), often, seconds) for name, often, seconds in rows if often]
 
 
 class OwnPage:
@@ -91,25 +187,68 @@ class OwnPage:
 
     Attributes:
         current: of the run that this process takes part in; None: its launcher passed none.
+        section: as on the page.
     """
 
     current: ClassVar[OwnPage | None] = None
 
     def __init__(self, pages: Pages, rank: int) -> None:
-        self._memory, self._start, self._collectives = pages.memory, rank * PAGE_BYTES, 0
+        self.pages, self._memory, self._start, self._collectives = pages, pages.memory, rank * PAGE_BYTES, 0
+        self._numbers: list[int] = []  # of collectives, by row
+        self._axes: list[tuple[int, bytes]] = []
+        self._spent: dict[str, tuple[int, int]] = {}  # row and count of each section
+        self.section, self._section_s, self._failed_s = "", 0.0, 0.0
+
+    def begin(self) -> None:
+        """This page is that of the process from now on. A thread beats as long as it is."""
+        OwnPage.current = self
+        threading.Thread(target=self._beat, name="codescent heartbeat", daemon=True).start()
+
+    def _beat(self) -> None:
+        while OwnPage.current is self:
+            self.beat()
+            time.sleep(BEAT_EVERY_S)
 
     def at(self, position: float, stage: int = 0, instruction: str = "") -> None:
         """Write where this rank is: see Page."""
         _WHERE.pack_into(self._memory, self._start, position, time.monotonic(), stage, instruction.encode())
 
-    def enter(self, section: str) -> None:
-        """Write what is done between two steps; "": nothing more."""
-        _SECTION.pack_into(self._memory, self._start + _AT_SECTION, section.encode())
+    def enter(self, section: str) -> str:
+        """Write what is done beside the instructions; "": nothing more. Returns the section of before."""
+        now_s, before = time.monotonic(), self.section
+        if before:
+            row, often = self._spent.get(before, (len(self._spent), 0))
+            self._spent[before] = row, often + 1
+            if row < SECTIONS:
+                at = self._start + _AT_SPENT + row * _SPENT.size
+                _SPENT.pack_into(self._memory, at, before.encode(), often + 1, now_s - self._section_s)
+        self.section, self._section_s = section, now_s
+        _SECTION.pack_into(self._memory, self._start + _AT_SECTION, section.encode(), now_s)
+        return before
 
-    def collective(self, name: bytes) -> None:
-        """Write that a collective begins."""
+    def join(self, axis: str, ranks: Sequence[int]) -> int:
+        """This rank belongs to a process group. Returns the row of its collectives."""
+        group = zlib.crc32(f"{axis} {','.join(map(str, ranks))}".encode()) + 1  # 0: an empty row
+        self._numbers.append(0)
+        self._axes.append((group, axis.encode()))
+        row = len(self._numbers) - 1
+        self._write(row, b"", 0, 0.0)
+        return row
+
+    def leave_groups(self) -> None:
+        """The process groups of this rank are over. Others come."""
+        self._numbers.clear()
+        self._axes.clear()
+        _LAST.pack_into(self._memory, self._start + _AT_LAST, self._collectives, -1)
+        begin = self._start + _AT_GROUPS
+        self._memory[begin : begin + GROUPS * _GROUP.size] = bytes(GROUPS * _GROUP.size)
+
+    def collective(self, row: int, kind: bytes, size_bytes: int = 0) -> None:
+        """Write that a collective begins in the group of this row."""
         self._collectives += 1
-        _COLLECTIVE.pack_into(self._memory, self._start + _AT_COLLECTIVE, self._collectives, name)
+        self._numbers[row] += 1
+        self._write(row, kind, size_bytes, time.monotonic())
+        _LAST.pack_into(self._memory, self._start + _AT_LAST, self._collectives, row)
 
     def meet(self, step: int) -> None:
         """Write that this rank is in the collectives after this step, or will be in them; 0: it is in none."""
@@ -119,18 +258,38 @@ class OwnPage:
         """This process was started for a rank that has died: from now on the rank lives."""
         _MOMENT.pack_into(self._memory, self._start + _AT_DEATH, 0.0)
 
+    def beat(self) -> None:
+        """Write that a thread of this rank has the GIL now."""
+        _MOMENT.pack_into(self._memory, self._start + _AT_BEAT, time.monotonic())
+
+    def fail(self, *, is_consequence: bool) -> None:
+        """Write that an error ends this rank. `is_consequence`: it only says that another rank does not answer."""
+        self._failed_s = self._failed_s or time.monotonic()
+        signed_s = -self._failed_s if is_consequence else self._failed_s
+        _MOMENT.pack_into(self._memory, self._start + _AT_FAILURE, signed_s)
+
+    def _write(self, row: int, kind: bytes, size_bytes: int, since_s: float) -> None:
+        if row < GROUPS:
+            group, axis = self._axes[row]
+            at = self._start + _AT_GROUPS + row * _GROUP.size
+            _GROUP.pack_into(self._memory, at, group, self._numbers[row], size_bytes, since_s, kind, axis)
+
 
 def shared_memory(ranks: int) -> int:
     """Create shared memory for `ranks` ranks. Returns its descriptor. The last process that closes it frees it."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("codescent progress")
-    else:
-        import tempfile  # noqa: PLC0415 - not on Linux
-
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
-    os.ftruncate(descriptor, ranks * PAGE_BYTES)
+    descriptor = file_of_memory("codescent progress")
+    os.ftruncate(descriptor, ranks * PAGE_BYTES + FOLDER_BYTES)
     return descriptor
+
+
+def file_of_memory(name: str) -> int:
+    """A file without a path, which other processes get by its descriptor. The last one that closes it frees it."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name)
+    import tempfile  # noqa: PLC0415 - not on Linux
+
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 def _text(stored: bytes) -> str:
