@@ -188,12 +188,14 @@ class OwnPage:
     Attributes:
         current: of the run that this process takes part in; None: its launcher passed none.
         section: as on the page.
+        rows: the row of each process group, by a number that the caller chooses.
     """
 
     current: ClassVar[OwnPage | None] = None
 
     def __init__(self, pages: Pages, rank: int) -> None:
         self.pages, self._memory, self._start, self._collectives = pages, pages.memory, rank * PAGE_BYTES, 0
+        self.rows: dict[int, int] = {}
         self._numbers: list[int] = []  # of collectives, by row
         self._axes: list[tuple[int, bytes]] = []
         self._spent: dict[str, tuple[int, int]] = {}  # row and count of each section
@@ -237,6 +239,7 @@ class OwnPage:
 
     def leave_groups(self) -> None:
         """The process groups of this rank are over. Others come."""
+        self.rows.clear()
         self._numbers.clear()
         self._axes.clear()
         _LAST.pack_into(self._memory, self._start + _AT_LAST, self._collectives, -1)

@@ -24,14 +24,12 @@ class Recording:
         on: whether a profiler records.
         sees_flights: whether it also records when collectives end that nobody waits for. On CUDA their kernels tell it.
         axes: the mesh axis of each process group, by its name in torch.
-        rows: the row of this rank's page for each process group, by id of the group.
         flights: name, begin and end (time.time_ns) of the collectives that have ended, since `on`.
     """
 
     on: ClassVar[bool] = False
     sees_flights: ClassVar[bool] = False
     axes: ClassVar[Mapping[str, str]] = {}
-    rows: ClassVar[dict[int, int]] = {}
     flights: ClassVar[list[tuple[str, int, int]]] = []
 
 
@@ -42,7 +40,7 @@ def named(name: object) -> AbstractContextManager[Any]:
 
 def named_collective(kind: str, group: dist.ProcessGroup | None, memory: object = None) -> AbstractContextManager[Any]:
     """A range of a collective that returns when it is done. `kind`: as in the Plan's traffic. `memory`: its buffer."""
-    _begins(kind, group, memory)
+    begins(kind, group, memory)
     return record_function(_name(kind, group)) if Recording.on else _NOTHING
 
 
@@ -50,7 +48,7 @@ class Flight:
     """A collective that runs beside computations. It begins here."""
 
     def __init__(self, kind: str, group: dist.ProcessGroup | None, memory: object = None) -> None:
-        _begins(kind, group, memory)
+        begins(kind, group, memory)
         self.name = _name(kind, group) if Recording.on and Recording.sees_flights else ""
         self.begin_ns = time.time_ns() if self.name else 0
         self.tells = False
@@ -77,28 +75,29 @@ class Flight:
 
 def know_groups(groups: Sequence[dist.ProcessGroup]) -> None:
     """From now on this rank belongs to these process groups. Write them on its page, so that others know who waits."""
-    Recording.rows = {}
-    if OwnPage.current is not None:
-        OwnPage.current.leave_groups()
+    page = OwnPage.current
+    if page is not None:
+        page.leave_groups()
         for group in groups:
-            if id(group) not in Recording.rows:
-                _know(group, OwnPage.current)
+            if id(group) not in page.rows:
+                _know(group, page)
 
 
 def _know(group: dist.ProcessGroup, page: OwnPage) -> int:
     """Write a group on this rank's page. Returns its row."""
-    axis = Recording.axes.get(group.group_name, group.group_name)
-    row = Recording.rows[id(group)] = page.join(axis, dist.get_process_group_ranks(group))
+    everyone = "all ranks" if group is dist.group.WORLD else group.group_name
+    axis = Recording.axes.get(group.group_name, everyone)
+    row = page.rows[id(group)] = page.join(axis, dist.get_process_group_ranks(group))
     return row
 
 
-def _begins(kind: str, group: dist.ProcessGroup | None, memory: object) -> None:
-    """Write on this rank's page that a collective begins."""
+def begins(kind: str, group: dist.ProcessGroup | None = None, memory: object = None) -> None:
+    """Write on this rank's page that a collective begins. None: one of all ranks."""
     page = OwnPage.current
     if page is not None:
         group = group or dist.group.WORLD
         assert group is not None
-        row = Recording.rows.get(id(group))
+        row = page.rows.get(id(group))
         page.collective(_know(group, page) if row is None else row, kind.encode(), getattr(memory, "nbytes", 0))
 
 

@@ -55,14 +55,17 @@ class HangRecord:
 
     def carries(self, use: GroupUse) -> str:
         """What the plan of the run says that a collective carries."""
-        return _purposes(self._pages.folder).get((use.kind, use.axis), "")
+        found = _purposes(self._pages.folder).get((use.kind, use.axis), {})
+        exact = [what for what, sizes in found.items() if use.size_bytes in sizes]
+        return ", or ".join(exact or found)
 
 
 @functools.cache
-def _purposes(path: str) -> dict[tuple[str, str], str]:
-    """The purposes of the collectives of a plan, by kind and axis."""
-    found: dict[tuple[str, str], list[str]] = {}
+def _purposes(path: str) -> dict[tuple[str, str], dict[str, set[int]]]:
+    """The purposes of the collectives of a plan with their bytes, by kind and axis."""
+    found: dict[tuple[str, str], dict[str, set[int]]] = {}
     with suppress(UserError, KeyError, TypeError):
         for one in RunFolder.open(path).plan["traffic"] if path else ():
-            found.setdefault((one["collective"], one["axis"]), []).append(one["what"])
-    return {key: ", or ".join(dict.fromkeys(purposes)) for key, purposes in found.items()}
+            of_kind = found.setdefault((one["collective"], one["axis"]), {})
+            of_kind.setdefault(one["what"], set()).add(one["payload_bytes"])
+    return found

@@ -31,7 +31,7 @@ from codescent.base.ending import FREE_S, fail, within
 from codescent.base.errors import RunFailed, UserError
 from codescent.base.parent import end_with_parent
 from codescent.base.progress import PREPARATION, OwnPage, Pages
-from codescent.base.ranges import Recording, know_groups, named_collective
+from codescent.base.ranges import Recording, begins, know_groups, named_collective
 from codescent.base.rank import Rank
 from codescent.base.stopwatch import waiting
 from codescent.coupling.lost_peer import is_lost_peer
@@ -252,6 +252,7 @@ class World:
 
         def vote() -> bool:
             votes = torch.tensor([int(mine)])
+            begins(Collective.ALL_REDUCE, memory=votes)
             dist.all_reduce(votes, dist.ReduceOp.MIN)
             return bool(votes.item())
 

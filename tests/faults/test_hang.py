@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hanging import RANK, SETUP, events, until
 from test_launch_local import Launch
 
 from codescent.record import RunFolder
@@ -18,52 +20,14 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="states of processes are read from /proc"),
 ]
 
-SETUP = """
-from codescent.launch import deadlines, verdict
-deadlines.FLOOR_S = deadlines.FIRST_S = deadlines.START_S = 0.6
-verdict.WITHOUT_GIL_S = 0.5
-local.LOOK_EVERY_S = 0.1
-"""
-RANK = """
-import ctypes, threading
-from codescent.base import progress
-from codescent.base.progress import OwnPage, Pages
-progress.BEAT_EVERY_S = 0.05
-world = int(os.environ["WORLD_SIZE"])
-own = OwnPage(Pages.of(os.environ, world), rank)
-own.begin()
-if (folder / "run").exists():
-    own.pages.folder = str(folder / "run")
-group = own.join("dp_replicate", range(world))
-own.at(3.5, 0, "reduce")
-def meet(kind=b"all_reduce", size=4096):
-    own.collective(group, kind, size)
-def stand(name="go"):
-    ready()
-    wait_for(name)
-    own.at(float("inf"))
-def beside():
-    threading.Event().wait(100)
-threading.Thread(target=beside, daemon=True).start()
-meet()
-"""
-ALONE = """
-def evaluates_alone():
-    time.sleep(100)
-def spins():
-    ready()
-    while True:
-        pass
-"""
-
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Callable[..., Launch]]:
     RunFolder.create(tmp_path / "run", "", {"traffic": [PLANNED]})
     started: list[Launch] = []
 
-    def start(program: str, ranks: int = 2, setup: str = "") -> Launch:
-        started.append(Launch(tmp_path, ranks, RANK + ALONE + program, SETUP + setup))
+    def start(program: str, ranks: int = 2) -> Launch:
+        started.append(Launch(tmp_path, ranks, RANK + program, SETUP))
         return started[-1]
 
     yield start
@@ -72,19 +36,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Launch]]:
 
 
 Start = Callable[..., Launch]
-PLANNED = {"collective": "all_reduce", "axis": "dp_replicate", "what": "gradients of all layers"}
-
-
-def verdict_of(run: Launch) -> tuple[str, dict[str, object]]:
-    """The page on the console, up to its last line, and the event."""
-    assert run.process.stderr is not None
-    lines = []
-    for line in run.process.stderr:
-        lines.append(line)
-        if line.startswith("codescent:   all stacks: "):
-            break
-    (event,) = [one for one in RunFolder.open(run.folder / "run").read_events() if one["kind"] == "hang"]
-    return "".join(lines), event
+PLANNED = {"collective": "all_reduce", "axis": "dp_replicate", "what": "gradients of all layers", "payload_bytes": 9}
 
 
 CASES = {
@@ -140,7 +92,8 @@ def test_a_hang_is_judged(launch: Start, name: str) -> None:
     program, cause, function = CASES[name]
     run = launch(program)
     pids = run.pids()
-    text, event = verdict_of(run)
+    text = until(run, "codescent:   all stacks: ")
+    (event,) = events(run, "hang")
     assert f"likely cause: {cause}" in text
     culprits = [0, 1] if name in ("order", "shapes") else [0] if name == "first_alone" else [1]
     assert event["ranks"] == culprits
@@ -156,3 +109,66 @@ def test_a_hang_is_judged(launch: Start, name: str) -> None:
     assert "rank 0, all threads:" in whole
     assert whole.count(" in beside\n") == (1 if name in ("stopped", "disk") else 2), "other threads, too"
     run.close()
+
+
+def test_ranks_that_work_for_long_do_not_hang(launch: Start) -> None:
+    """Fault: a validation of an own loop that nobody has named, or any long step, is taken for a hang."""
+    run = launch("ready()\ntime.sleep(2.5)\nown.at(float('inf'))")
+    assert run.end() == (0, "", "")
+    assert events(run, "hang", "hang_over") == []
+
+
+def test_a_verdict_is_given_once_and_withdrawn(launch: Start) -> None:
+    """Fault: the page is printed at every look; or nobody hears that the ranks go on."""
+    run = launch(PAUSES)
+    run.pids()
+    until(run, "codescent:   all stacks: ")
+    time.sleep(1.0)
+    run.let("go")
+    code, _, err = run.end()
+    assert (code, re.fullmatch(r"codescent: the ranks go on after \d+ s\n", err) is not None) == (0, True), err
+    (over,) = events(run, "hang_over")
+    assert over["seconds"] > 1.0
+
+
+PAUSES = """
+meet() if rank == 0 else None
+ready()
+wait_for("go")
+own.at(4.5)
+time.sleep(0.3)
+own.at(float("inf"))
+"""
+
+
+def test_ranks_that_wait_for_each_other_in_a_circle(launch: Start) -> None:
+    """Fault: with several groups a rank that only waits is blamed. Here each waits in its group for the next rank."""
+    program = """
+groups = [own.join(f"pair {one}", (one, (one + 1) % 3)) if rank in (one, (one + 1) % 3) else None for one in range(3)]
+own.collective(groups[rank], b"all_reduce", 8)
+stand()
+"""
+    run = launch(program, 3)
+    run.pids()
+    text = until(run, "codescent:   all stacks: ")
+    assert "likely cause: the ranks wait for each other in different collectives" in text
+    (event,) = events(run, "hang")
+    assert event["ranks"] == [0, 1, 2]
+
+
+def test_the_one_that_all_wait_for_is_found_through_other_groups(launch: Start) -> None:
+    """Fault: a rank that waits for the culprit is blamed by those that wait for it: with tp and dp, most ranks."""
+    program = """
+rows = own.join("tp", (0, 1) if rank < 2 else (2, 3))
+columns = own.join("dp", (0, 2) if rank % 2 == 0 else (1, 3))
+if rank != 3:
+    own.collective(columns if rank == 1 else rows if rank == 2 else rows, b"all_reduce", 8)
+ready()
+stand() if rank != 3 else evaluates_alone()
+"""
+    run = launch(program, 4)
+    run.pids()
+    text = until(run, "codescent:   all stacks: ")
+    (event,) = events(run, "hang")
+    assert event["ranks"] == [3], text
+    assert re.search(r"^codescent:   3 of 4  .* before all_reduce 1 over (tp|dp) \(8 bytes\)$", text, re.MULTILINE)
