@@ -7,10 +7,12 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from runs import environment, make_project
 
-from codescent.base.progress import FOLDER_BYTES, PAGE_BYTES, OwnPage, Page, Pages, shared_memory
+from codescent.base.page import Page, Took
+from codescent.base.progress import FOLDER_BYTES, PAGE_BYTES, SLOWEST_BYTES, OwnPage, Pages, shared_memory
 from codescent.launch.local import run_ranks
 from codescent.plan.schedule import Verb
 from codescent.train import beside
@@ -60,7 +62,10 @@ def test_a_rank_writes_where_it_is_and_what_it_waits_in(tmp_path: Path) -> None:
         assert {page.section for page in seen} >= {"", "validation"}
         *_, last = seen
         assert (last.position, last.instruction, last.section, last.died_s) == (float("inf"), "", "", 0.0)
-        assert last.collective.startswith("all_reduce over ")
+        lasts: list[Any] = [page.last for page in seen]  # as JSON has them
+        assert ("all_reduce", "dp_replicate") in {(one["kind"], one["axis"]) for one in lasts}
+        assert {name for name, *_ in last.spent} >= {"reading", "validation", "save"}
+        assert last.took["steps"] == 2  # type: ignore[index]
         times = [page.time_s for page in seen]
         assert times == sorted(times)
     assert of_ranks[0][-1].collectives == of_ranks[1][-1].collectives > 2
@@ -77,7 +82,12 @@ def test_a_page_is_cut_at_its_end_and_is_not_its_neighbours() -> None:
     own.collective(row, b"all_gather" * 20, 12)
     own.meet(7)
     pages.folder = "z" * 2000  # too long: none is better than a part
-    assert len(pages.memory) == 3 * PAGE_BYTES + FOLDER_BYTES
+    assert len(pages.memory) == 3 * PAGE_BYTES + FOLDER_BYTES + SLOWEST_BYTES
+    pages.slowest = "rank 1 is slow, and this is longer than its place " * 2
+    own.took(0.5, 1.5)
+    own.took(0.5, 2.5)
+    assert pages.read(1).took == Took(2, 1.0, 4.0)
+    assert len(pages.slowest) == SLOWEST_BYTES
     assert pages.read(0) == pages.read(2) == Page()
     page = pages.lose(1, 12.0)
     assert (page.position, page.stage, page.meets, page.died_s, page.collectives) == (2.5, 3, 7, 12.0, 1)

@@ -11,8 +11,9 @@ import threading
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
+
+from codescent.base.page import GroupUse, Page, Took
 
 PROGRESS_FD = "CODESCENT_PROGRESS_FD"
 """Environment variable with the file descriptor of the shared memory. The launcher sets it for each rank."""
@@ -27,7 +28,7 @@ PREPARATION, SCRIPT = "preparation", "script"
 
 GROUPS, SECTIONS = 16, 12
 """Rows of a page for process groups, and for sections. Further ones are not on the page."""
-FOLDER_BYTES = 1024
+FOLDER_BYTES, SLOWEST_BYTES = 1024, 64
 BEAT_EVERY_S = 1.0
 
 _WHERE = struct.Struct("<ddq24s")  # position, time, stage, instruction
@@ -42,77 +43,11 @@ _AT_MEETING = _AT_LAST + _LAST.size
 _AT_DEATH = _AT_MEETING + _MOMENT.size
 _AT_BEAT = _AT_DEATH + _MOMENT.size
 _AT_FAILURE = _AT_BEAT + _MOMENT.size
-_AT_GROUPS = _AT_FAILURE + _MOMENT.size
+_TOOK = struct.Struct("<q2d")  # steps, seconds of reading, of computing
+_AT_TOOK = _AT_FAILURE + _MOMENT.size
+_AT_GROUPS = _AT_TOOK + _TOOK.size
 _AT_SPENT = _AT_GROUPS + GROUPS * _GROUP.size
 PAGE_BYTES = _AT_SPENT + SECTIONS * _SPENT.size
-
-
-@dataclass(frozen=True)
-class GroupUse:
-    """The last collective that a rank has begun in a process group.
-
-    Attributes:
-        group: stands for the group: equal on its ranks, and on no others.
-        number: of the collective in this group, from 1; 0: the rank has begun none.
-        size_bytes: of its first buffer; 0: unknown.
-        since_s: when it began, by time.monotonic.
-        kind: such as "all_reduce".
-        axis: of the mesh, or the group's name.
-    """
-
-    group: int
-    number: int = 0
-    size_bytes: int = 0
-    since_s: float = 0.0
-    kind: str = ""
-    axis: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.kind} over {self.axis}"
-
-
-@dataclass(frozen=True)
-class Page:
-    """What a rank does.
-
-    Attributes:
-        position: the number of steps done, plus the finished fraction of the stage's instruction list in this step. 0:
-            the rank has not begun to train. Compare ranks of one stage only: stages have different lists.
-        time_s: when the position was written, by time.monotonic, which is the same for all processes of a machine.
-        stage: index of the rank's program in the plan.
-        instruction: that is under way, such as "backward".
-        section: what is done beside the instructions, such as "validation"; "": an instruction is under way.
-        section_s: since when.
-        collectives: how many collectives the rank has begun.
-        last: the last of them; None: there was none.
-        groups: the last collective in each group of the rank.
-        spent: by section that has ended: how often, and the seconds of the last time.
-        meets: the step after which the rank is in collectives with all others; 0: it is in none.
-        died_s: when the launcher saw that the rank had died; 0: it lives.
-        beat_s: when a thread of the rank had the GIL last; 0: no thread writes it.
-        failed_s: when an error began to end the rank; 0: none has. Negative: the error only says that another rank
-            does not answer.
-    """
-
-    position: float = 0.0
-    time_s: float = 0.0
-    stage: int = 0
-    instruction: str = ""
-    section: str = ""
-    section_s: float = 0.0
-    collectives: int = 0
-    last: GroupUse | None = None
-    groups: tuple[GroupUse, ...] = ()
-    spent: tuple[tuple[str, int, float], ...] = ()
-    meets: int = 0
-    died_s: float = 0.0
-    beat_s: float = 0.0
-    failed_s: float = 0.0
-
-    @property
-    def moved(self) -> tuple[object, ...]:
-        """What changes when the rank makes progress."""
-        return self.position, self.time_s, self.instruction, self.section, self.section_s, self.collectives, self.meets
 
 
 class Pages:
@@ -120,7 +55,7 @@ class Pages:
 
     def __init__(self, descriptor: int, ranks: int) -> None:
         self.ranks = ranks
-        self.memory = mmap.mmap(descriptor, ranks * PAGE_BYTES + FOLDER_BYTES)
+        self.memory = mmap.mmap(descriptor, _all_bytes(ranks))
 
     @classmethod
     def of(cls, env: Mapping[str, str], ranks: int) -> Pages | None:
@@ -151,6 +86,7 @@ class Pages:
             died_s=died_s,
             beat_s=beat_s,
             failed_s=failed_s,
+            took=Took(*_TOOK.unpack_from(self.memory, start + _AT_TOOK)),
         )
 
     def lose(self, rank: int, now_s: float) -> Page:
@@ -161,15 +97,29 @@ class Pages:
     @property
     def folder(self) -> str:
         """The path of the run folder that a rank has written; "": none has."""
-        start = self.ranks * PAGE_BYTES
-        return _text(self.memory[start : start + FOLDER_BYTES])
+        return self._read_text(0, FOLDER_BYTES)
 
     @folder.setter
     def folder(self, path: str) -> None:
-        text = os.fsencode(path)
-        if len(text) < FOLDER_BYTES:
-            start = self.ranks * PAGE_BYTES
-            self.memory[start : start + FOLDER_BYTES] = text.ljust(FOLDER_BYTES, b"\0")
+        if len(os.fsencode(path)) < FOLDER_BYTES:
+            self._write_text(0, FOLDER_BYTES, path)
+
+    @property
+    def slowest(self) -> str:
+        """The rank that slows the others, as the launcher has found it, in a few words; "": none does."""
+        return self._read_text(FOLDER_BYTES, SLOWEST_BYTES)
+
+    @slowest.setter
+    def slowest(self, words: str) -> None:
+        self._write_text(FOLDER_BYTES, SLOWEST_BYTES, words)
+
+    def _read_text(self, offset: int, size: int) -> str:
+        start = self.ranks * PAGE_BYTES + offset
+        return _text(self.memory[start : start + size])
+
+    def _write_text(self, offset: int, size: int, text: str) -> None:
+        start = self.ranks * PAGE_BYTES + offset
+        self.memory[start : start + size] = os.fsencode(text)[:size].ljust(size, b"\0")
 
     def _group(self, start: int, index: int) -> GroupUse:
         group, number, size, since_s, kind, axis = _GROUP.unpack_from(
@@ -196,6 +146,7 @@ class OwnPage:
     def __init__(self, pages: Pages, rank: int) -> None:
         self.pages, self._memory, self._start, self._collectives = pages, pages.memory, rank * PAGE_BYTES, 0
         self.rows: dict[int, int] = {}
+        self._took = Took()
         self._numbers: list[int] = []  # of collectives, by row
         self._axes: list[tuple[int, bytes]] = []
         self._spent: dict[str, tuple[int, int]] = {}  # row and count of each section
@@ -271,6 +222,13 @@ class OwnPage:
         signed_s = -self._failed_s if is_consequence else self._failed_s
         _MOMENT.pack_into(self._memory, self._start + _AT_FAILURE, signed_s)
 
+    def took(self, reading_s: float, computing_s: float) -> None:
+        """Write that a step is done, and what it took without waiting for other ranks."""
+        before = self._took
+        self._took = Took(before.steps + 1, before.reading_s + reading_s, before.computing_s + computing_s)
+        row = self._took.steps, self._took.reading_s, self._took.computing_s
+        _TOOK.pack_into(self._memory, self._start + _AT_TOOK, *row)
+
     def _write(self, row: int, kind: bytes, size_bytes: int, since_s: float) -> None:
         if row < GROUPS:
             group, axis = self._axes[row]
@@ -281,8 +239,12 @@ class OwnPage:
 def shared_memory(ranks: int) -> int:
     """Create shared memory for `ranks` ranks. Returns its descriptor. The last process that closes it frees it."""
     descriptor = file_of_memory("codescent progress")
-    os.ftruncate(descriptor, ranks * PAGE_BYTES + FOLDER_BYTES)
+    os.ftruncate(descriptor, _all_bytes(ranks))
     return descriptor
+
+
+def _all_bytes(ranks: int) -> int:
+    return ranks * PAGE_BYTES + FOLDER_BYTES + SLOWEST_BYTES
 
 
 def file_of_memory(name: str) -> int:

@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from statistics import median
 
-from codescent.base.progress import ENDED, PREPARATION, SCRIPT, Page
+from codescent.base.page import Page
+from codescent.base.progress import ENDED, PREPARATION, SCRIPT
 
 FACTOR, FLOOR_S = 5.0, 6.0
 """A deadline is this factor times the median of the part so far, and no less than the floor."""

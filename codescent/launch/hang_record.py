@@ -10,7 +10,8 @@ from typing import Any
 
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
-from codescent.base.progress import GroupUse, Pages
+from codescent.base.page import GroupUse
+from codescent.base.progress import Pages
 from codescent.record import RunFolder
 
 HANG = "hang.txt"

@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from codescent.base.progress import ENDED, Page, Pages
+from codescent.base.page import Page
+from codescent.base.progress import ENDED, Pages
 from codescent.launch.deadlines import Deadlines
 from codescent.launch.hang_record import HangRecord
 from codescent.launch.process_state import ProcessState, halted_by, state_of
 from codescent.launch.stacks import Stacks, main_thread
+from codescent.launch.stragglers import Stragglers
 from codescent.launch.verdict import HangVerdict, RankState, judge
 from codescent.launch.verdict_words import doing, one_page, whole
 
@@ -69,6 +71,7 @@ class Supervisor:
         self.stuck: dict[int, str] = {}
         """Ranks that cannot run now, with the reason in words."""
         self.deadlines = Deadlines(stopped.timeout_s)
+        self._stragglers, self._said_slow = Stragglers(), ""
         self._states: dict[int, ProcessState] = {}
         self._looked_s = time.monotonic()
         self._moved: dict[int, tuple[object, ...]] = {}
@@ -127,12 +130,13 @@ class Supervisor:
         gap_s, self._looked_s = now_s - self._looked_s, now_s
         busy = {rank: _busy(self._states.get(rank), state, gap_s) for rank, state in states.items()}
         self._states = states
+        slow = self._slow(pages, now_s, running)
         moved = {rank: page.moved for rank, page in pages.items()}
         if moved != self._moved or gap_s > PAUSE_S:  # this process was stopped itself
             changed = {rank for rank in moved if moved[rank] != self._moved.get(rank) or gap_s > PAUSE_S}
             self._moved, self._wanted_s = moved, 0.0
             self._moved_s = {rank: now_s if rank in changed else self._moved_s[rank] for rank in moved}
-            return self._goes_on(now_s)
+            return [*slow, *self._goes_on(now_s)]
         waiting = [page for page in pages.values() if page.position != ENDED and not page.died_s]
         since_s = now_s - max(self._moved_s.values(), default=now_s)
         deadline_s = max([self.deadlines.of(page) for page in waiting], default=math.inf)
@@ -159,6 +163,22 @@ class Supervisor:
             return []
         self._hangs_s = now_s - since_s
         return self._told(verdict, seen, stacks)
+
+    def _slow(self, pages: Mapping[int, Page], now_s: float, running: Mapping[int, int]) -> list[str]:
+        """A sentence on a rank that has become slower than the others. The step lines name it, too."""
+        new = self._stragglers.look(pages, now_s)
+        words = str(self._stragglers.current or "")
+        if words != self._said_slow:
+            self.pages.slowest = self._said_slow = words
+        if new is None:
+            return []
+        if self._record is not None:
+            times = {"factor": round(new.factor, 2), "own_s": round(new.own_s, 6), "others_s": round(new.others_s, 6)}
+            step = int(pages[new.rank].position) + 1
+            self._record.event("straggler", rank=new.rank, host=host(), part=new.part, **times, step=step)
+        who = f"rank {new.rank} of {self.ranks} (pid {running[new.rank]} on {host()})"
+        times_s = f"{new.own_s:.3g} s a step, the others {new.others_s:.3g} s"
+        return [f"{who} is {new.factor:.1f} times slower than the others: its {new.part} takes {times_s}"]
 
     def _told(self, verdict: HangVerdict, seen: Mapping[int, RankState], stacks: Mapping[int, str]) -> list[str]:
         """Record a verdict. Returns its page."""

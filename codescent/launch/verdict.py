@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from codescent.base.progress import ENDED, READING, GroupUse, Page
+from codescent.base.page import GroupUse, Page
+from codescent.base.progress import ENDED, READING
 from codescent.launch.stacks import StackFrame, waits_for_others
 
 WITHOUT_GIL_S = 4.0

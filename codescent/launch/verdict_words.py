@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from codescent.base.progress import GroupUse, Page
+from codescent.base.page import GroupUse, Page
 from codescent.launch.verdict import BUSY, HangVerdict, RankState
 
 SHOWN_RANKS, SHOWN_FRAMES = 16, 6

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import math
 
-from codescent.base.progress import ENDED, Page
+from codescent.base.page import Page
+from codescent.base.progress import ENDED
 from codescent.launch.deadlines import FIRST_S, FLOOR_S, START_S, Deadlines
 
 
