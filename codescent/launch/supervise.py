@@ -83,7 +83,7 @@ class _RanksOfHost:
             self.ended.add(rank)
             page = self.pages.read(rank)
             if page.position == ENDED or page.failed_s:
-                self.named |= bool(page.failed_s)  # it has printed its error
+                self.named |= page.failed_s > 0  # it has printed its error
             elif not self.named:
                 self.named = True
                 how = f"has ended {where_of(page)}, without an error of its own: it was killed, or the script left"
