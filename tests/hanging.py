@@ -42,9 +42,10 @@ def spins():
     ready()
     while True:
         pass
+exec(compile("def in_torch(): time.sleep(100)", "/python/torch/distributed/c10d.py", "exec"))
 meet()
 """
-"""A rank in step 4, which has begun one collective. `beside` is another thread."""
+"""A rank in step 4, which has begun one collective. `beside` is another thread, `in_torch` seems to wait."""
 
 
 def until(run: Launch, begin: str) -> str:

@@ -29,7 +29,7 @@ PREPARATION, SCRIPT = "preparation", "script"
 
 GROUPS, SECTIONS = 16, 12
 """Rows of a page for process groups, and for sections. Further ones are not on the page."""
-FOLDER_BYTES, SLOWEST_BYTES = 1024, 64
+FOLDER_BYTES, SLOWEST_BYTES, HUB_BYTES = 1024, 64, 64
 BEAT_EVERY_S = 1.0
 
 _WHERE = struct.Struct("<ddq24s")  # position, time, stage, instruction
@@ -121,6 +121,15 @@ class Pages:
     @slowest.setter
     def slowest(self, words: str) -> None:
         self._write_text(FOLDER_BYTES, SLOWEST_BYTES, words)
+
+    @property
+    def hub(self) -> str:
+        """Where the supervisor of the host of rank 0 serves those of other hosts: address and port; "": unknown."""
+        return self._read_text(FOLDER_BYTES + SLOWEST_BYTES, HUB_BYTES)
+
+    @hub.setter
+    def hub(self, place: str) -> None:
+        self._write_text(FOLDER_BYTES + SLOWEST_BYTES, HUB_BYTES, place)
 
     def _read_text(self, offset: int, size: int) -> str:
         start = self.ranks * PAGE_BYTES + offset
@@ -258,7 +267,7 @@ def shared_memory(ranks: int) -> int:
 
 
 def _all_bytes(ranks: int) -> int:
-    return ranks * PAGE_BYTES + FOLDER_BYTES + SLOWEST_BYTES
+    return ranks * PAGE_BYTES + FOLDER_BYTES + SLOWEST_BYTES + HUB_BYTES
 
 
 def _text(stored: bytes) -> str:

@@ -29,11 +29,13 @@ from codescent.launch.group import Group
 from codescent.launch.hang_record import HangRecord
 from codescent.launch.logs import tail
 from codescent.launch.memory_kills import evidence, is_suspected, memory_kills
+from codescent.launch.other_hosts import OtherHosts
 from codescent.launch.rank_output import RankOutput
 from codescent.launch.roles import Roles, die_with_parent, ended_by
 from codescent.launch.signals import SignalQueue
 from codescent.launch.stacks import Stacks
 from codescent.launch.supervisor import Stopped, Supervisor, host, where_of
+from codescent.transport.sockets import listen_at
 
 LOOK_EVERY_S = 1.0
 KEPT_COUNTS = 6  # counts of out-of-memory kills: one each LOOK_EVERY_S
@@ -156,11 +158,14 @@ class _Ranks:
         except OSError as error:
             raise UserError(f"the ranks' logs: {error.strerror}; set TMPDIR to a folder with free space") from error
         pages, is_whole = Pages(self._progress, self._num_ranks), self._group.is_local
-        record = HangRecord(pages, self._logs)
-        self._supervisor = Supervisor(pages, self._num_ranks, self._stopped, self._stacks, record, is_whole=is_whole)
+        self._others = OtherHosts(pages, {**self._env, **({TOKEN: self._group.token} if self._group.token else {})})
+        known = self._stacks, HangRecord(pages, self._logs), self._others
+        self._supervisor = Supervisor(pages, self._num_ranks, self._stopped, *known, is_whole=is_whole)
         sys.stdout.flush()  # rank 0 writes to the same stdout
         try:
             listener = self._group.listen()
+            if not (is_whole or self._group.first):
+                self._others.serve(listen_at(self._group.address, 0, self._num_ranks))
             with listener or contextlib.nullcontext():
                 self._port = self._group.port if listener is None else listener.getsockname()[1]
                 for rank in self._group.ranks:
@@ -177,6 +182,7 @@ class _Ranks:
                 process.wait()
         os.close(self._progress)
         self._stacks.close()
+        self._others.close()
         if not self._crashed():
             remove_folder(Path(self._logs), ignore_errors=True)
 

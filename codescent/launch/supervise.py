@@ -3,7 +3,9 @@ Starts and ends no rank. It ends when the last rank of its host has ended, so th
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -15,9 +17,10 @@ from codescent.base.output import warn
 from codescent.base.progress import ENDED, Pages
 from codescent.base.writing import remove_empty
 from codescent.launch.hang_record import HangRecord
+from codescent.launch.other_hosts import OtherHosts
 from codescent.launch.process_state import state_of
 from codescent.launch.stacks import Stacks
-from codescent.launch.supervisor import Supervisor, host, where_of
+from codescent.launch.supervisor import Stopped, Supervisor, host, where_of
 
 LOOK_EVERY_S, END_EVERY_S = 1.0, 0.2
 """Seconds between two looks at the pages, and between two looks whether the ranks have ended."""
@@ -26,13 +29,18 @@ IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.
 
 
 def main(words: Sequence[str]) -> int:
-    """Watch until all ranks of this host have ended. Words: ranks, ranks of this host, descriptor of the pages."""
+    """Watch until all ranks of this host have ended. Words: ranks, ranks of this host, descriptor of the pages, and
+    of a socket for the supervisors of other hosts (-1: none)."""
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    world, local, descriptor = map(int, words)
+    world, local, descriptor, listener = map(int, words)
     spare = Path(tempfile.mkdtemp(prefix="codescent-hang-"))
     try:
-        _RanksOfHost(Pages(descriptor, world), local, spare).watch()
+        pages = Pages(descriptor, world)
+        others = OtherHosts(pages, os.environ)
+        if listener >= 0:
+            others.serve(socket.socket(fileno=listener))
+        _RanksOfHost(pages, local, spare, others).watch()
     finally:
         with suppress(OSError):  # a verdict is in it
             remove_empty(spare)
@@ -42,14 +50,13 @@ def main(words: Sequence[str]) -> int:
 class _RanksOfHost:
     """The ranks of this host, which are not children of this process."""
 
-    def __init__(self, pages: Pages, local: int, spare: Path) -> None:
+    def __init__(self, pages: Pages, local: int, spare: Path, others: OtherHosts) -> None:
         self.pages, self.local, self.stacks = pages, local, Stacks()
         self.pids: dict[int, int] = {}
         self.ended: set[int] = set()
         self.named = False
-        self.supervisor = Supervisor(
-            pages, pages.ranks, stacks=self.stacks, record=HangRecord(pages, spare), is_whole=local == pages.ranks
-        )
+        known = self.stacks, HangRecord(pages, spare), others
+        self.supervisor = Supervisor(pages, pages.ranks, Stopped(), *known, is_whole=local == pages.ranks)
 
     def watch(self) -> None:
         """Look again and again."""

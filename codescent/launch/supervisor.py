@@ -14,6 +14,7 @@ from codescent.base.page import Page
 from codescent.base.progress import ENDED, Pages
 from codescent.launch.deadlines import Deadlines
 from codescent.launch.hang_record import HangRecord
+from codescent.launch.other_hosts import OtherHosts
 from codescent.launch.process_state import ProcessState, halted_by, state_of
 from codescent.launch.stacks import Stacks, main_thread
 from codescent.launch.stragglers import Stragglers
@@ -52,6 +53,7 @@ class Supervisor:
         stopped: how long the others wait for one that cannot run.
         stacks: asks ranks for their stacks; None: nobody can.
         record: where verdicts are written; None: nowhere.
+        others: the supervisors of other hosts; None: there are none.
         is_whole: whether all ranks of the run are on this host.
     """
 
@@ -62,6 +64,7 @@ class Supervisor:
         stopped: Stopped = Stopped(),
         stacks: Stacks | None = None,
         record: HangRecord | None = None,
+        others: OtherHosts | None = None,
         *,
         is_whole: bool = True,
     ) -> None:
@@ -77,6 +80,8 @@ class Supervisor:
         self._moved: dict[int, tuple[object, ...]] = {}
         self._moved_s: dict[int, float] = {}  # when each rank was last seen to move
         self._wanted_s = 0.0  # stand still so long before the stacks are asked for again
+        self._others = others or OtherHosts(pages, {})
+        self._asked: tuple[Mapping[int, RankState], Mapping[int, str]] | None = None  # while other hosts are asked
         self._hangs_s = 0.0  # since when no rank moves, if a verdict was given
 
     def look(self, running: Mapping[int, int]) -> list[str]:
@@ -135,16 +140,20 @@ class Supervisor:
         if moved != self._moved or gap_s > PAUSE_S:  # this process was stopped itself
             changed = {rank for rank in moved if moved[rank] != self._moved.get(rank) or gap_s > PAUSE_S}
             self._moved, self._wanted_s = moved, 0.0
+            if self._asked is not None or self._hangs_s:
+                self._asked = None
+                self._withdraw(moved)
             self._moved_s = {rank: now_s if rank in changed else self._moved_s[rank] for rank in moved}
             return [*slow, *self._goes_on(now_s)]
-        waiting = [page for page in pages.values() if page.position != ENDED and not page.died_s]
         since_s = now_s - max(self._moved_s.values(), default=now_s)
+        if self._asked is not None:
+            return [*slow, *([] if self._others.waits else self._judged(*self._asked))]
+        waiting = [page for page in pages.values() if page.position != ENDED and not page.died_s]
         deadline_s = max([self.deadlines.of(page) for page in waiting], default=math.inf)
         if self._hangs_s or since_s < max(deadline_s, self._wanted_s):
-            return []
-        stacks = (
-            {} if self._stacks is None else self._stacks.ask({r: p for r, p in running.items() if r not in self.stuck})
-        )
+            return slow
+        able = {rank: pid for rank, pid in running.items() if rank not in self.stuck}
+        stacks = {} if self._stacks is None else self._stacks.ask(able)
         seen = {
             rank: RankState(
                 running[rank],
@@ -154,15 +163,34 @@ class Supervisor:
                 tuple(main_thread(stacks.get(rank, ""))),
                 now_s - self._moved_s[rank],
                 now_s - page.beat_s if page.beat_s else 0.0,
+                host(),
             )
             for rank, page in pages.items()
         }
-        verdict = judge(seen, elsewhere=len(running) < self.ranks and not self._is_whole)
+        if self._is_whole or not self.pages.hub:
+            return [*slow, *self._judged(seen, stacks)]
+        self._others.ask(seen)
+        self._asked = seen, stacks
+        return slow
+
+    def _judged(self, own: Mapping[int, RankState], stacks: Mapping[int, str]) -> list[str]:
+        """The page of a verdict on these ranks, and on those of other hosts that have answered."""
+        self._asked = None
+        seen = {**own, **self._others.found}
+        verdict = judge(seen, elsewhere=not self._is_whole and len(seen) < self.ranks)
+        since_s = min(state.since_s for state in own.values())
         if verdict is None:  # they work: ask again when it has lasted twice as long
             self._wanted_s = 2 * since_s
+            self._withdraw(own)
             return []
-        self._hangs_s = now_s - since_s
-        return self._told(verdict, seen, stacks)
+        self._hangs_s = time.monotonic() - since_s
+        if 0 in seen and 0 not in own and len(seen) == self.ranks:
+            return [f"no rank of {host()} has moved for {since_s:.0f} s: {seen[0].host}, which has rank 0, says why"]
+        return self._told(verdict, dict(sorted(seen.items())), stacks)
+
+    def _withdraw(self, own: Mapping[int, object]) -> None:
+        if not self._is_whole and self.pages.hub:
+            self._others.withdraw(own)
 
     def _slow(self, pages: Mapping[int, Page], now_s: float, running: Mapping[int, int]) -> list[str]:
         """A sentence on a rank that has become slower than the others. The step lines name it, too."""
@@ -183,7 +211,7 @@ class Supervisor:
     def _told(self, verdict: HangVerdict, seen: Mapping[int, RankState], stacks: Mapping[int, str]) -> list[str]:
         """Record a verdict. Returns its page."""
         record = self._record
-        lines = one_page(verdict, seen, self.ranks, host(), record.carries if record is not None else lambda use: "")
+        lines = one_page(verdict, seen, self.ranks, record.carries if record is not None else lambda use: "")
         if record is None:
             return lines
         path = record.write(whole(lines, stacks, datetime.now(UTC).isoformat(timespec="seconds")))

@@ -31,6 +31,7 @@ class RankState:
         frames: of its main thread, innermost first; empty: unknown.
         since_s: seconds for which it has not moved.
         without_gil_s: seconds since its last heartbeat; 0: it has none.
+        host: where it is.
     """
 
     pid: int
@@ -40,11 +41,7 @@ class RankState:
     frames: tuple[StackFrame, ...] = ()
     since_s: float = 0.0
     without_gil_s: float = 0.0
-
-    @property
-    def is_halted(self) -> bool:
-        """Whether the process cannot run at all."""
-        return self.word in ("stopped", "frozen", "gone")
+    host: str = ""
 
     @property
     def waits(self) -> bool:

@@ -52,22 +52,22 @@ CAUSES: Mapping[str, tuple[str, str]] = {
         "look at the interfaces and links of the hosts: codescent doctor",
     ),
     "elsewhere": (
-        "all ranks of this host wait: a rank of another host, or the network, holds them up",
-        "look at what the supervisors of the other hosts say, then at the links: codescent doctor",
+        "all these ranks wait: another host, whose supervisor is silent, holds them up: it is down, or a link is cut",
+        "look at the hosts that are not in the table, then at the links: codescent doctor",
     ),
 }
 """For each cause a sentence, and what to do."""
 
 
-def one_page(
-    verdict: HangVerdict, ranks: Mapping[int, RankState], world: int, host: str, carries: Carries
-) -> list[str]:
+def one_page(verdict: HangVerdict, ranks: Mapping[int, RankState], world: int, carries: Carries) -> list[str]:
     """The verdict on one page, for the console."""
     cause, advice = CAUSES[verdict.cause]
     since_s = min((seen.since_s for seen in ranks.values()), default=0.0)
     shown = [*verdict.culprits, *(rank for rank in ranks if rank not in verdict.culprits)][:SHOWN_RANKS]
+    hosts = dict.fromkeys(state.host for state in ranks.values())
+    where = ", ".join(hosts) if len(hosts) < 5 else f"{len(hosts)} hosts"
     lines = [
-        f"no rank of {host} has moved for {since_s:.0f} s. This is no timeout: the run goes on waiting",
+        f"no rank of {where} has moved for {since_s:.0f} s. This is no timeout: the run goes on waiting",
         f"  likely cause: {cause.format(**_words(verdict.culprits, ranks))}",
         f"  what to do: {advice.format(**_words(verdict.culprits, ranks))}",
         *_table(verdict, {rank: ranks[rank] for rank in sorted(shown)}, world, carries),
@@ -76,8 +76,9 @@ def one_page(
         lines.append(f"  and {len(ranks) - len(shown)} ranks more")
     for rank in [rank for rank in shown if rank in verdict.culprits] or shown[:1]:
         frames = ranks[rank].frames[:SHOWN_FRAMES]
+        pid = f"pid {ranks[rank].pid}{_on([rank], ranks)}"
         said = "says nothing of its stack" if not frames else "is at:"
-        lines += [f"  rank {rank} (pid {ranks[rank].pid}) {said}", *(f"    {frame}" for frame in frames)]
+        lines += [f"  rank {rank} ({pid}) {said}", *(f"    {frame}" for frame in frames)]
     return lines
 
 
@@ -127,10 +128,17 @@ def _named(use: GroupUse, carries: Carries) -> str:
     return f"{use.kind} {use.number} over {use.axis}" + (f" ({more})" if more else "")
 
 
+def _on(culprits: Sequence[int], ranks: Mapping[int, RankState]) -> str:
+    """The hosts of some ranks, where ranks of several are known."""
+    if len({state.host for state in ranks.values()}) < 2:
+        return ""
+    return " on " + ", ".join(dict.fromkeys(ranks[rank].host for rank in culprits))
+
+
 def _words(culprits: Sequence[int], ranks: Mapping[int, RankState]) -> dict[str, str]:
     one = len(culprits) == 1
     return {
-        "ranks": ("rank " if one else "ranks ") + ", ".join(map(str, culprits)),
+        "ranks": ("rank " if one else "ranks ") + ", ".join(map(str, culprits)) + _on(culprits, ranks),
         "pids": " ".join(str(ranks[rank].pid) for rank in culprits),
         "is_": "is" if one else "are",
         "has": "has" if one else "have",

@@ -130,10 +130,8 @@ class World:
         self.living = (this_rank.rank,) if this_rank.late else tuple(range(this_rank.world_size))
         self._begin_groups(HashStore() if this_rank.late else self._torch_store, shards_alone=shards_alone)
         self.pages = Pages.of(os.environ, this_rank.world_size) if is_local(this_rank) else None
-        if (pages := self.pages or Pages.of(os.environ, this_rank.world_size)) is not None:
-            OwnPage(pages, this_rank.rank).begin()
-        else:
-            watch(this_rank, self.store, self.leaders)
+        of_launcher = self.pages or Pages.of(os.environ, this_rank.world_size)
+        watch(this_rank, self.store, self.leaders, of_launcher, listen)
         self.mesh = Mesh(dp_replicate=this_rank.world_size)
         self.groups: dict[str, dist.ProcessGroup] = {}
         self.servers: dist.ProcessGroup | None = None
