@@ -111,3 +111,5 @@ def _start(descriptor: int, this_rank: Rank, listener: socket.socket | None) -> 
     passed = [descriptor, *([] if listener is None else [listener.fileno()])]
     with suppress(OSError):  # no process can be started: the ranks go on unwatched
         subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=passed)
+    if listener is not None:
+        listener.close()  # the supervisor has it
