@@ -137,8 +137,9 @@ class Supervisor:
         self._states = states
         slow = self._slow(pages, now_s, running)
         moved = {rank: page.moved for rank, page in pages.items()}
-        if moved != self._moved or gap_s > PAUSE_S:  # this process was stopped itself
-            changed = {rank for rank in moved if moved[rank] != self._moved.get(rank) or gap_s > PAUSE_S}
+        pauses = gap_s > PAUSE_S  # this process was stopped itself
+        changed = {rank for rank in moved if pauses or moved[rank] != self._moved.get(rank)}
+        if changed:  # that a rank has ended is no progress
             self._moved, self._wanted_s = moved, 0.0
             if self._asked is not None or self._hangs_s:
                 self._asked = None

@@ -3,7 +3,9 @@ Does not train: tests/faults/test_hang_runs.py does. The processes, their states
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -137,6 +139,18 @@ def test_a_verdict_is_given_once_and_withdrawn(launch: Start) -> None:
     assert (code, re.fullmatch(r"codescent: the ranks go on after \d+ s\n", err) is not None) == (0, True), err
     (over,) = events(run, "hang_over")
     assert over["seconds"] > 1.0
+
+
+def test_the_end_of_the_rank_that_hung_is_no_progress(launch: Start) -> None:
+    """Fault: when a stopped rank is ended, a line says that the ranks go on."""
+    run = launch("ready()\nmeet() if rank == 0 else os.kill(os.getpid(), signal.SIGSTOP)\nwait_for('go')")
+    pids = run.pids()
+    until(run, "codescent:   all stacks: ")
+    os.kill(pids[1], signal.SIGKILL)
+    code, _, err = run.end()
+    assert code == 128 + signal.SIGKILL
+    assert "go on after" not in err
+    assert events(run, "hang_over") == []
 
 
 PAUSES = """
