@@ -16,6 +16,7 @@ from codescent import tasks
 from codescent.base.agreement import together
 from codescent.base.errors import UserError
 from codescent.base.output import copy_to, warn
+from codescent.base.progress import OwnPage
 from codescent.base.rank import Rank
 from codescent.build import Began, check_own_names, check_sizes, saved_plan, task_request
 from codescent.checkpoint.checkpoints import CheckpointError, Checkpoints, Saved
@@ -275,6 +276,8 @@ def open_run(
             config, plan, dataset, world, path, held, chosen, checkpoints, saved, base, resume, changes, ended
         )
         _check_saved(run)
+        if OwnPage.current is not None:
+            OwnPage.current.pages.folder = str(path.absolute())
         _keep_output(path, world.this_rank)
     except BaseException:
         close_folder(held, is_new=not resume)
