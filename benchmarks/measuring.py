@@ -22,14 +22,15 @@ from work import SMALL, environment, write_tokens
 
 sys.path.insert(0, str(ROOT))
 
-from codescent.base.progress import ENDED, OwnPage, Pages
-from codescent.base.ranges import Flight
+from codescent.base.progress import BEAT_EVERY_S, ENDED, READING, OwnPage, Pages, shared_memory
+from codescent.base.ranges import Flight, know_groups
 from codescent.base.stopwatch import Laps, Stopwatch, waiting
 from codescent.build import build
 from codescent.config.sections import Config
 from codescent.data.text.dataset import open_dataset
 from codescent.launch.environment import read
-from codescent.launch.local import run_ranks
+from codescent.launch.local import LOOK_EVERY_S, run_ranks
+from codescent.launch.supervisor import Supervisor
 from codescent.record import ranks
 from codescent.results import bootstrap
 from codescent.train.assemble import assemble
@@ -59,8 +60,12 @@ MOST = 0.01
 MOST_PAGE = 0.001
 """Largest cost that is asked for of writing a rank's page (base/progress.py), as a share of the step."""
 
+MOST_WATCH = 0.005
+"""Largest cost that is asked for of all that finds ranks that stand still: pages, heartbeats, the launcher."""
+
 NOTE = """with: medians of {turns} pairs of turns of {steps} steps, more than without measuring. CPU: processor seconds of all ranks.
 counted: all calls of the stopwatch in a step, without the step, on the rank with the most. page: the same of its page.
+watch: heartbeats of a rank and looks of its launcher, as a share of one processor for each rank.
 """  # noqa: E501
 
 JOB = "CODESCENT_BENCHMARK_JOB"
@@ -115,17 +120,22 @@ class CountingPage(OwnPage):
 
     def __init__(self, pages: Pages, rank: int) -> None:
         super().__init__(pages, rank)
-        self.positions = self.begun = 0
+        self.positions = self.begun = self.entered = 0
 
     def at(self, position: float, stage: int = 0, instruction: str = "") -> None:
         """See OwnPage."""
         self.positions += 1
         super().at(position, stage, instruction)
 
-    def collective(self, name: bytes) -> None:
+    def enter(self, section: str) -> str:
+        """See OwnPage."""
+        self.entered += 1
+        return super().enter(section)
+
+    def collective(self, row: int, kind: bytes, size_bytes: int = 0) -> None:
         """See OwnPage."""
         self.begun += 1
-        super().collective(name)
+        super().collective(row, kind, size_bytes)
 
 
 class Turns:
@@ -166,11 +176,13 @@ class Turns:
         self.trainer.executor.instruments.watch = counting
         before, page = OwnPage.current, CountingPage(self.world.pages, self.world.this_rank.rank)
         OwnPage.current = page
+        know_groups([*self.world.groups.values()])
         self.trainer.executor.step(self.number, 1e-4)
         OwnPage.current = before
         self.number += 1
         laps = counting.all - 2 * counting.waits_seen
-        return {"laps": laps, "waits": counting.waits_seen, "positions": page.positions, "collectives": page.begun}
+        written = {"positions": page.positions, "collectives": page.begun, "sections": page.entered}
+        return {"laps": laps, "waits": counting.waits_seen, **written}
 
 
 def cost_s(act: Callable[[], object], times: int = 500) -> float:
@@ -200,12 +212,23 @@ def counted_s(device: torch.device, laps: int, waits: int) -> float:
     return cost_s(measure)
 
 
-def page_s(positions: int, collectives: int) -> float:
+def page_s(positions: int, collectives: int, sections: int) -> float:
     """Processor seconds of so many writes of a rank's page in a step."""
     page = OwnPage.current
     assert page is not None, "our launcher has started this rank"
     position_s = cost_s(lambda: page.at(1.5, 0, "backward"))
-    return positions * position_s + collectives * cost_s(lambda: Flight("all_reduce", None))
+    section_s = cost_s(lambda: page.enter(READING if page.section == "" else ""))
+    return positions * position_s + sections * section_s + collectives * cost_s(lambda: Flight("all_reduce", None))
+
+
+def watch_share(ranks: int) -> float:
+    """Processor seconds per second and rank of what watches whether the ranks move: heartbeats, and the launcher."""
+    descriptor = shared_memory(ranks)
+    pages = Pages(descriptor, ranks)
+    os.close(descriptor)
+    supervisor, running = Supervisor(pages, ranks), dict.fromkeys(range(ranks), os.getpid())
+    look_s = cost_s(lambda: supervisor.look(running), 50)
+    return cost_s(OwnPage(pages, 0).beat) / BEAT_EVERY_S + look_s / LOOK_EVERY_S / ranks
 
 
 def rank_main(path: Path) -> None:
@@ -230,7 +253,7 @@ def rank_main(path: Path) -> None:
         trainer.close()
     own = {
         "counted_s": counted_s(world.device, calls["laps"], calls["waits"]),
-        "page_s": page_s(calls["positions"], calls["collectives"]),
+        "page_s": page_s(calls["positions"], calls["collectives"], calls["sections"]),
     }
     report = {**taken, **calls, **own}
     path.with_name(f"rank-{this_rank.rank}.json").write_text(json.dumps(report), encoding="utf-8")
@@ -257,7 +280,14 @@ def entry_of(name: str, arguments: argparse.Namespace, folder: Path) -> dict[str
     if run_ranks([sys.executable, __file__], number, {**environment(), JOB: str(path)}) != 0:
         sys.exit(1)
     found = [json.loads((folder / f"rank-{rank}.json").read_text(encoding="utf-8")) for rank in range(number)]
-    return {"case": name, "ranks": number, "parallel": parallel, "layers": layers, **evaluated(found)}
+    return {
+        "case": name,
+        "ranks": number,
+        "parallel": parallel,
+        "layers": layers,
+        **evaluated(found),
+        "watch_share": watch_share(number),
+    }
 
 
 def evaluated(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -309,6 +339,7 @@ def main() -> int:
         "counted us",
         "counted",
         "page",
+        "watch",
     ]
     rows = [
         [
@@ -322,6 +353,7 @@ def main() -> int:
             f"{1e6 * entry['counted_s']:.0f}",
             f"{entry['counted_share']:.2%}",
             f"{entry['page_share']:.3%}",
+            f"{entry['watch_share']:.3%}",
         ]
         for entry in entries
     ]
@@ -333,6 +365,8 @@ def main() -> int:
              max(entry["counted_share"] for entry in entries), MOST, at_least=False),
         must("cost of a rank's page by counted calls, largest of the cases",
              max(entry["page_share"] for entry in entries), MOST_PAGE, at_least=False),
+        must("cost of watching whether ranks move: page and watch, largest of the cases",
+             max(entry["page_share"] + entry["watch_share"] for entry in entries), MOST_WATCH, at_least=False),
     ]  # fmt: skip
     print("\n".join(must_lines(claims)))
     result = {

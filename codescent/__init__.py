@@ -7,7 +7,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import codescent.base.messages  # a program's own settings of the logger come after ours
-import codescent.base.parent  # noqa: F401 - remembers the parent process, before torch is imported
+import codescent.base.parent  # remembers the parent process, before torch is imported
+import codescent.base.stacks  # noqa: F401 - says where this rank hangs, also while torch is imported
 
 __version__ = "0.1.0"
 

@@ -408,38 +408,13 @@ local.run_ranks(["sleep", "50"], 9, os.environ)
     assert "UserError: cannot start rank 2 of 9: Resource temporarily unavailable" in err
 
 
-# Being late
+# Ending early
 
 BEAT = """
-STAGES = [0, 0]
 from codescent.base.progress import OwnPage, Pages
 own = OwnPage(Pages.of(os.environ, 2), rank)
-own.at(3.5 - rank, STAGES[rank], "backward")
-own.collective(b"all_reduce over tp")
+own.at(3.5 - rank, 0, "backward")
 """
-QUICK = "from codescent.launch import watch; watch.BEHIND_S = 0.3; local.LOOK_EVERY_S = 0.1"
-
-
-def test_a_rank_that_is_far_behind_is_named_once(launch: Start) -> None:
-    run = launch(2, BEAT + "ready(); wait_for('go'); own.at(float('inf'))", setup=QUICK)
-    pids = run.pids()
-    assert run.process.stderr is not None
-    line = run.process.stderr.readline()
-    assert line.startswith(f"codescent: rank 1 of 2 (pid {pids[1]}) is behind: in step 3 for ")
-    assert line.endswith(
-        ", in backward; it has begun 1 collective, all_reduce over tp last, while the others wait for it\n"
-    )
-    time.sleep(0.5)
-    run.let("go")
-    assert run.end() == (0, "", "")
-
-
-def test_ranks_of_other_stages_walk_other_lists(launch: Start) -> None:
-    """One that is less far in its own list need not be behind."""
-    program = BEAT.replace("[0, 0]", "[0, 1]") + "ready(); time.sleep(1); own.at(float('inf'))"
-    run = launch(2, program, setup=QUICK)
-    run.pids()
-    assert run.end() == (0, "", "")
 
 
 def test_a_rank_that_stops_before_it_trains_does_not_keep_the_others(launch: Start) -> None:

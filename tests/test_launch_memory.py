@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from codescent.launch import memory_kills as kills
-from codescent.launch import watch
+from codescent.launch import process_state
 
 
 class Machine:
@@ -73,11 +73,12 @@ def test_a_frozen_cgroup_of_version_2(tmp_path: Path, monkeypatch: pytest.Monkey
     (machine.proc / "77" / "stat").write_text("77 (a (strange) name) S 1 2 3")
     (machine.proc / "77" / "cgroup").write_text("0::/job\n")
     machine.write("job/cgroup.events", "populated 1\nfrozen 0\n")
-    monkeypatch.setattr(watch, "CGROUPS", machine.groups)
-    monkeypatch.setattr(watch, "PROC", machine.proc)
-    assert watch.halted_by(77) == ""
+    monkeypatch.setattr(process_state, "CGROUPS", machine.groups)
+    monkeypatch.setattr(process_state, "PROC", machine.proc)
+    assert process_state.halted_by(77) == ""
     machine.write("job/cgroup.events", "populated 1\nfrozen 1\n")
-    assert watch.halted_by(77) == "is frozen (by its cgroup)"
+    assert process_state.halted_by(77) == "is frozen (by its cgroup)"
     (machine.proc / "77" / "stat").write_text("77 (a (strange) name) T 1 2 3")
-    assert watch.halted_by(77) == "is stopped (SIGCONT continues it)"
-    assert watch.halted_by(78) == ""
+    assert process_state.halted_by(77) == "is stopped (SIGCONT continues it)"
+    assert process_state.halted_by(78) == ""
+    assert process_state.state_of(78).word == "gone"

@@ -1,19 +1,18 @@
 """In: ranks of a run, as our launcher starts them. Out: what their pages of shared memory say.
-Who is late by them: test_launch_local.py; who has died: test_launch_again.py."""
+Who is late by them: test_launch_hang.py; who has died: test_launch_again.py."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-import time
 from pathlib import Path
+from typing import Any
 
-import pytest
 from runs import environment, make_project
 
-from codescent.base.progress import PAGE_BYTES, OwnPage, Page, Pages, shared_memory
-from codescent.launch import watch
+from codescent.base.page import Page, Took
+from codescent.base.progress import FOLDER_BYTES, PAGE_BYTES, SLOWEST_BYTES, OwnPage, Pages, shared_memory
 from codescent.launch.local import run_ranks
 from codescent.plan.schedule import Verb
 from codescent.train import beside
@@ -63,7 +62,10 @@ def test_a_rank_writes_where_it_is_and_what_it_waits_in(tmp_path: Path) -> None:
         assert {page.section for page in seen} >= {"", "validation"}
         *_, last = seen
         assert (last.position, last.instruction, last.section, last.died_s) == (float("inf"), "", "", 0.0)
-        assert last.collective.startswith("all_reduce over ")
+        lasts: list[Any] = [page.last for page in seen]  # as JSON has them
+        assert ("all_reduce", "dp_replicate") in {(one["kind"], one["axis"]) for one in lasts}
+        assert {name for name, *_ in last.spent} >= {"reading", "validation", "save"}
+        assert last.took["steps"] == 2  # type: ignore[index]
         times = [page.time_s for page in seen]
         assert times == sorted(times)
     assert of_ranks[0][-1].collectives == of_ranks[1][-1].collectives > 2
@@ -76,13 +78,27 @@ def test_a_page_is_cut_at_its_end_and_is_not_its_neighbours() -> None:
     own = OwnPage(pages, 1)
     own.at(2.5, 3, "x" * 200)
     own.enter("validation " * 20)
-    own.collective(b"all_gather over " + b"y" * 200)
+    row = own.join("y" * 200, range(3))
+    own.collective(row, b"all_gather" * 20, 12)
     own.meet(7)
-    assert len(pages.memory) == 3 * PAGE_BYTES
+    pages.folder = "z" * 2000  # too long: none is better than a part
+    assert len(pages.memory) == 3 * PAGE_BYTES + FOLDER_BYTES + SLOWEST_BYTES
+    pages.slowest = "rank 1 is slow, and this is longer than its place " * 2
+    own.took(0.5, 1.5)
+    own.took(0.5, 2.5)
+    assert pages.read(1).took == Took(2, 1.0, 4.0)
+    assert len(pages.slowest) == SLOWEST_BYTES
     assert pages.read(0) == pages.read(2) == Page()
     page = pages.lose(1, 12.0)
     assert (page.position, page.stage, page.meets, page.died_s, page.collectives) == (2.5, 3, 7, 12.0, 1)
     assert (page.instruction, page.section) == ("x" * 24, "validation validation va")
+    assert (page.last, pages.folder) == (page.groups[0], "")
+    assert page.last is not None
+    assert (page.last.number, page.last.size_bytes, str(page.last)) == (
+        1,
+        12,
+        f"{'all_gather' * 2}"[:16] + f" over {'y' * 24}",
+    )
     own.come_again()
     assert pages.read(1).died_s == 0.0
 
@@ -91,21 +107,3 @@ def test_what_a_rank_does_fits_its_page() -> None:
     sections = [value for name, value in vars(beside).items() if name.isupper()]
     assert "removal of checkpoints" in sections
     assert max(len(word.encode()) for word in [*sections, *Verb]) <= 24
-
-
-def test_a_rank_that_has_died_is_neither_behind_nor_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is started again has the page of its predecessor until it joins. Others that live are still compared."""
-    descriptor = shared_memory(4)
-    pages = Pages(descriptor, 4)
-    os.close(descriptor)
-    for rank, position in enumerate((9.5, 5.5, 1.5, 5.5)):
-        OwnPage(pages, rank).at(position)
-    for rank in (0, 2):
-        pages.lose(rank, time.monotonic())
-    monkeypatch.setattr(watch, "BEHIND_S", 0.0)
-    looks = watch.Watch(pages, 4)
-    running = {rank: os.getpid() for rank in (1, 2, 3)}
-    assert [looks.look(running) for _ in range(3)] == [[], [], []]
-    OwnPage(pages, 3).at(4.5)
-    (said,) = [line for _ in range(3) for line in looks.look(running)]
-    assert said.startswith("rank 3 of 4 ")

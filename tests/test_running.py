@@ -24,8 +24,9 @@ import pytest
 from forker import Forker
 from runs import codescent, environment, make_project, start
 
-from codescent.base.progress import Page
-from codescent.launch import watch
+from codescent.base.page import Page
+from codescent.launch import supervisor
+from codescent.launch.supervisor import Stopped, Supervisor
 from codescent.record import RunFolder
 
 ENDLESS = ("train.num_steps=100000000", "optimizer.decay_steps=1000", "train.eval_every=0", "run.name=endless")
@@ -146,9 +147,9 @@ def test_one_process_answers_at_once(project: Path, forker: Forker, runs: list[R
 
 def test_a_rank_that_does_not_end_although_it_is_killed_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A frozen process takes no signal, and its launcher looks every second."""
-    monkeypatch.setattr(watch, "halted_by", lambda pid: "is frozen")
+    monkeypatch.setattr(supervisor, "halted_by", lambda pid: "is frozen")
     pages: Any = SimpleNamespace(read=lambda rank: Page())
-    looks = watch.Watch(pages, 2, watch.Stopped(ends_s=0.0))
+    looks = Supervisor(pages, 2, Stopped(ends_s=0.0))
     found = []
     for _ in range(3):
         looks.look({1: 99})

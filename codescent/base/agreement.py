@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from codescent.base.errors import UserError
+from codescent.base.ranges import begins
 
 LISTED_PROBLEMS = 20
 T = TypeVar("T")
@@ -132,6 +133,7 @@ def gather_numbers(mine: Sequence[float]) -> list[list[float]]:
         return [list(mine)]
     numbers = torch.tensor(mine, dtype=torch.float64)
     everyone = [torch.empty_like(numbers) for _ in range(world_size())] if rank() == 0 else None
+    begins("gather", memory=numbers)
     dist.gather(numbers, everyone, dst=0)
     return [one.tolist() for one in everyone or []]
 
@@ -167,10 +169,12 @@ def _gathered(data: bytes) -> list[bytes] | None:
     """Gather the bytes of every rank on rank 0, in the order of the ranks; None on the other ranks. Collective."""
     size = torch.tensor([len(data)])
     sizes = [torch.zeros_like(size) for _ in range(world_size())]
+    begins("all_gather", memory=size)
     dist.all_gather(sizes, size)
     longest = int(max(sizes))
     mine = torch.zeros(longest, dtype=torch.uint8)
     mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    begins("gather", memory=mine)
     if rank():
         dist.gather(mine, dst=0)
         return None
@@ -182,10 +186,12 @@ def _gathered(data: bytes) -> list[bytes] | None:
 def _broadcast(data: bytes) -> bytes:
     """Broadcast the bytes of rank 0 to every rank. Collective."""
     size = torch.tensor([len(data)])
+    begins("broadcast", memory=size)
     dist.broadcast(size, 0)
     buffer = torch.empty(int(size), dtype=torch.uint8)
     if rank() == 0:
         buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    begins("broadcast", memory=buffer)
     dist.broadcast(buffer, 0)
     return buffer.numpy().tobytes()
 

@@ -20,6 +20,7 @@ from typing import NoReturn
 from codescent.base import cause
 from codescent.base.errors import UserError
 from codescent.base.output import warn
+from codescent.base.progress import OwnPage
 from codescent.base.visible import visible
 
 LIMIT_S = 20.0
@@ -79,6 +80,8 @@ def fail(error: BaseException, free: Callable[[], None] | None = None, *, said: 
             # A launcher ends all ranks as soon as one has ended. 143 would say that this one was stopped, and saved.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         threading.Thread(target=_end_at_limit, args=(_failure,), name="codescent end", daemon=True).start()
+    if OwnPage.current is not None:
+        OwnPage.current.fail(is_consequence=cause.process.is_consequence)
     _failure.said |= said
     _failure.free = free or _failure.free
 

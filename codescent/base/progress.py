@@ -1,5 +1,5 @@
-"""In: what a rank does now: step, instruction, collective. Out: a page of shared memory for each rank of this machine.
-Ranks write their pages, the launcher reads them. Does not decide which rank is late (launch/watch.py does)."""
+"""In: what a rank does now: step, instruction, collectives. Out: a page of shared memory for each rank of this machine.
+Ranks write their pages, the launcher reads them. Does not decide which rank is late (launch/verdict.py does)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import math
 import mmap
 import os
 import struct
+import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+import zlib
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
+
+from codescent.base.page import GroupUse, Page, Took
 
 PROGRESS_FD = "CODESCENT_PROGRESS_FD"
 """Environment variable with the file descriptor of the shared memory. The launcher sets it for each rank."""
@@ -18,50 +21,41 @@ PROGRESS_FD = "CODESCENT_PROGRESS_FD"
 ENDED = math.inf
 """Position of a rank whose training has returned: after the last step, or after a stop that was requested."""
 
+READING = "reading"
+"""The section in which a rank waits for its samples."""
+PREPARATION, SCRIPT = "preparation", "script"
+"""The sections in which ranks wait until data is prepared, and in which an own loop has not taken a step."""
+
+GROUPS, SECTIONS = 16, 12
+"""Rows of a page for process groups, and for sections. Further ones are not on the page."""
+FOLDER_BYTES, SLOWEST_BYTES = 1024, 64
+BEAT_EVERY_S = 1.0
+
 _WHERE = struct.Struct("<ddq24s")  # position, time, stage, instruction
-_SECTION = struct.Struct("<24s")
-_COLLECTIVE = struct.Struct("<q40s")  # number, name
+_SECTION = struct.Struct("<24sd")  # name, since
+_LAST = struct.Struct("<qq")  # number of collectives, row of the last
 _MOMENT = struct.Struct("<d")
+_GROUP = struct.Struct("<qqqd16s24s")  # id, number of collectives, bytes, since, kind, axis
+_SPENT = struct.Struct("<24sqd")  # name of a section, how often it has ended, seconds of the last time
 _AT_SECTION = _WHERE.size
-_AT_COLLECTIVE = _AT_SECTION + _SECTION.size
-_AT_MEETING = _AT_COLLECTIVE + _COLLECTIVE.size
+_AT_LAST = _AT_SECTION + _SECTION.size
+_AT_MEETING = _AT_LAST + _LAST.size
 _AT_DEATH = _AT_MEETING + _MOMENT.size
-PAGE_BYTES = _AT_DEATH + _MOMENT.size
-
-
-@dataclass(frozen=True)
-class Page:
-    """What a rank does.
-
-    Attributes:
-        position: the number of steps done, plus the finished fraction of the stage's instruction list in this step. 0:
-            the rank has not begun to train. Compare ranks of one stage only: stages have different lists.
-        time_s: when the position was written, by time.monotonic, which is the same for all processes of a machine.
-        stage: index of the rank's program in the plan.
-        instruction: that is under way, such as "backward".
-        section: what is done between two steps, such as "validation"; "": a step is under way.
-        collectives: how many collectives the rank has begun.
-        collective: the last of them, such as "all_reduce over tp".
-        meets: the step after which the rank is in collectives with all others; 0: it is in none.
-        died_s: when the launcher saw that the rank had died; 0: it lives.
-    """
-
-    position: float = 0.0
-    time_s: float = 0.0
-    stage: int = 0
-    instruction: str = ""
-    section: str = ""
-    collectives: int = 0
-    collective: str = ""
-    meets: int = 0
-    died_s: float = 0.0
+_AT_BEAT = _AT_DEATH + _MOMENT.size
+_AT_FAILURE = _AT_BEAT + _MOMENT.size
+_TOOK = struct.Struct("<q2d")  # steps, seconds of reading, of computing
+_AT_TOOK = _AT_FAILURE + _MOMENT.size
+_AT_GROUPS = _AT_TOOK + _TOOK.size
+_AT_SPENT = _AT_GROUPS + GROUPS * _GROUP.size
+PAGE_BYTES = _AT_SPENT + SECTIONS * _SPENT.size
 
 
 class Pages:
     """The pages of all ranks of a machine. The launcher can read the page of a rank that is stopped or hangs."""
 
     def __init__(self, descriptor: int, ranks: int) -> None:
-        self.memory = mmap.mmap(descriptor, ranks * PAGE_BYTES)
+        self.ranks = ranks
+        self.memory = mmap.mmap(descriptor, _all_bytes(ranks))
 
     @classmethod
     def of(cls, env: Mapping[str, str], ranks: int) -> Pages | None:
@@ -73,17 +67,69 @@ class Pages:
         """Read a page."""
         start = rank * PAGE_BYTES
         position, time_s, stage, instruction = _WHERE.unpack_from(self.memory, start)
-        (section,) = _SECTION.unpack_from(self.memory, start + _AT_SECTION)
-        collectives, collective = _COLLECTIVE.unpack_from(self.memory, start + _AT_COLLECTIVE)
-        (meets,) = _MOMENT.unpack_from(self.memory, start + _AT_MEETING)
-        (died_s,) = _MOMENT.unpack_from(self.memory, start + _AT_DEATH)
-        words = [_text(one) for one in (instruction, section, collective)]
-        return Page(position, time_s, stage, words[0], words[1], collectives, words[2], int(meets), died_s)
+        section, section_s = _SECTION.unpack_from(self.memory, start + _AT_SECTION)
+        collectives, row = _LAST.unpack_from(self.memory, start + _AT_LAST)
+        meets, died_s, beat_s, failed_s = struct.unpack_from("<4d", self.memory, start + _AT_MEETING)
+        rows = [self._group(start, index) for index in range(GROUPS)]
+        return Page(
+            position=position,
+            time_s=time_s,
+            stage=stage,
+            instruction=_text(instruction),
+            section=_text(section),
+            section_s=section_s,
+            collectives=collectives,
+            last=rows[row] if collectives and 0 <= row < GROUPS else None,
+            groups=tuple(one for one in rows if one.group),
+            spent=tuple(self._spent(start)),
+            meets=int(meets),
+            died_s=died_s,
+            beat_s=beat_s,
+            failed_s=failed_s,
+            took=Took(*_TOOK.unpack_from(self.memory, start + _AT_TOOK)),
+        )
 
     def lose(self, rank: int, now_s: float) -> Page:
         """The launcher writes that a rank has died, and the others go on. Returns its page."""
         _MOMENT.pack_into(self.memory, rank * PAGE_BYTES + _AT_DEATH, now_s)
         return self.read(rank)
+
+    @property
+    def folder(self) -> str:
+        """The path of the run folder that a rank has written; "": none has."""
+        return self._read_text(0, FOLDER_BYTES)
+
+    @folder.setter
+    def folder(self, path: str) -> None:
+        if len(os.fsencode(path)) < FOLDER_BYTES:
+            self._write_text(0, FOLDER_BYTES, path)
+
+    @property
+    def slowest(self) -> str:
+        """The rank that slows the others, as the launcher has found it, in a few words; "": none does."""
+        return self._read_text(FOLDER_BYTES, SLOWEST_BYTES)
+
+    @slowest.setter
+    def slowest(self, words: str) -> None:
+        self._write_text(FOLDER_BYTES, SLOWEST_BYTES, words)
+
+    def _read_text(self, offset: int, size: int) -> str:
+        start = self.ranks * PAGE_BYTES + offset
+        return _text(self.memory[start : start + size])
+
+    def _write_text(self, offset: int, size: int, text: str) -> None:
+        start = self.ranks * PAGE_BYTES + offset
+        self.memory[start : start + size] = os.fsencode(text)[:size].ljust(size, b"\0")
+
+    def _group(self, start: int, index: int) -> GroupUse:
+        group, number, size, since_s, kind, axis = _GROUP.unpack_from(
+            self.memory, start + _AT_GROUPS + index * _GROUP.size
+        )
+        return GroupUse(group, number, size, since_s, _text(kind), _text(axis))
+
+    def _spent(self, start: int) -> list[tuple[str, int, float]]:
+        rows = [_SPENT.unpack_from(self.memory, start + _AT_SPENT + index * _SPENT.size) for index in range(SECTIONS)]
+        return [(_text(name), often, seconds) for name, often, seconds in rows if often]
 
 
 class OwnPage:
@@ -91,25 +137,72 @@ class OwnPage:
 
     Attributes:
         current: of the run that this process takes part in; None: its launcher passed none.
+        section: as on the page.
+        rows: the row of each process group, by a number that the caller chooses.
     """
 
     current: ClassVar[OwnPage | None] = None
 
     def __init__(self, pages: Pages, rank: int) -> None:
-        self._memory, self._start, self._collectives = pages.memory, rank * PAGE_BYTES, 0
+        self.pages, self._memory, self._start, self._collectives = pages, pages.memory, rank * PAGE_BYTES, 0
+        self.rows: dict[int, int] = {}
+        self._took = Took()
+        self._numbers: list[int] = []  # of collectives, by row
+        self._axes: list[tuple[int, bytes]] = []
+        self._spent: dict[str, tuple[int, int]] = {}  # row and count of each section
+        self.section, self._section_s, self._failed_s = "", 0.0, 0.0
+
+    def begin(self) -> None:
+        """This page is that of the process from now on. A thread beats as long as it is."""
+        OwnPage.current = self
+        threading.Thread(target=self._beat, name="codescent heartbeat", daemon=True).start()
+
+    def _beat(self) -> None:
+        while OwnPage.current is self:
+            self.beat()
+            time.sleep(BEAT_EVERY_S)
 
     def at(self, position: float, stage: int = 0, instruction: str = "") -> None:
         """Write where this rank is: see Page."""
         _WHERE.pack_into(self._memory, self._start, position, time.monotonic(), stage, instruction.encode())
 
-    def enter(self, section: str) -> None:
-        """Write what is done between two steps; "": nothing more."""
-        _SECTION.pack_into(self._memory, self._start + _AT_SECTION, section.encode())
+    def enter(self, section: str) -> str:
+        """Write what is done beside the instructions; "": nothing more. Returns the section of before."""
+        now_s, before = time.monotonic(), self.section
+        if before:
+            row, often = self._spent.get(before, (len(self._spent), 0))
+            self._spent[before] = row, often + 1
+            if row < SECTIONS:
+                at = self._start + _AT_SPENT + row * _SPENT.size
+                _SPENT.pack_into(self._memory, at, before.encode(), often + 1, now_s - self._section_s)
+        self.section, self._section_s = section, now_s
+        _SECTION.pack_into(self._memory, self._start + _AT_SECTION, section.encode(), now_s)
+        return before
 
-    def collective(self, name: bytes) -> None:
-        """Write that a collective begins."""
+    def join(self, axis: str, ranks: Sequence[int]) -> int:
+        """This rank belongs to a process group. Returns the row of its collectives."""
+        group = zlib.crc32(f"{axis} {','.join(map(str, ranks))}".encode()) + 1  # 0: an empty row
+        self._numbers.append(0)
+        self._axes.append((group, axis.encode()))
+        row = len(self._numbers) - 1
+        self._write(row, b"", 0, 0.0)
+        return row
+
+    def leave_groups(self) -> None:
+        """The process groups of this rank are over. Others come."""
+        self.rows.clear()
+        self._numbers.clear()
+        self._axes.clear()
+        _LAST.pack_into(self._memory, self._start + _AT_LAST, self._collectives, -1)
+        begin = self._start + _AT_GROUPS
+        self._memory[begin : begin + GROUPS * _GROUP.size] = bytes(GROUPS * _GROUP.size)
+
+    def collective(self, row: int, kind: bytes, size_bytes: int = 0) -> None:
+        """Write that a collective begins in the group of this row."""
         self._collectives += 1
-        _COLLECTIVE.pack_into(self._memory, self._start + _AT_COLLECTIVE, self._collectives, name)
+        self._numbers[row] += 1
+        self._write(row, kind, size_bytes, time.monotonic())
+        _LAST.pack_into(self._memory, self._start + _AT_LAST, self._collectives, row)
 
     def meet(self, step: int) -> None:
         """Write that this rank is in the collectives after this step, or will be in them; 0: it is in none."""
@@ -119,18 +212,49 @@ class OwnPage:
         """This process was started for a rank that has died: from now on the rank lives."""
         _MOMENT.pack_into(self._memory, self._start + _AT_DEATH, 0.0)
 
+    def beat(self) -> None:
+        """Write that a thread of this rank has the GIL now."""
+        _MOMENT.pack_into(self._memory, self._start + _AT_BEAT, time.monotonic())
+
+    def fail(self, *, is_consequence: bool) -> None:
+        """Write that an error ends this rank. `is_consequence`: it only says that another rank does not answer."""
+        self._failed_s = self._failed_s or time.monotonic()
+        signed_s = -self._failed_s if is_consequence else self._failed_s
+        _MOMENT.pack_into(self._memory, self._start + _AT_FAILURE, signed_s)
+
+    def took(self, reading_s: float, computing_s: float) -> None:
+        """Write that a step is done, and what it took without waiting for other ranks."""
+        before = self._took
+        self._took = Took(before.steps + 1, before.reading_s + reading_s, before.computing_s + computing_s)
+        row = self._took.steps, self._took.reading_s, self._took.computing_s
+        _TOOK.pack_into(self._memory, self._start + _AT_TOOK, *row)
+
+    def _write(self, row: int, kind: bytes, size_bytes: int, since_s: float) -> None:
+        if row < GROUPS:
+            group, axis = self._axes[row]
+            at = self._start + _AT_GROUPS + row * _GROUP.size
+            _GROUP.pack_into(self._memory, at, group, self._numbers[row], size_bytes, since_s, kind, axis)
+
 
 def shared_memory(ranks: int) -> int:
     """Create shared memory for `ranks` ranks. Returns its descriptor. The last process that closes it frees it."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("codescent progress")
-    else:
-        import tempfile  # noqa: PLC0415 - not on Linux
-
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
-    os.ftruncate(descriptor, ranks * PAGE_BYTES)
+    descriptor = file_of_memory("codescent progress")
+    os.ftruncate(descriptor, _all_bytes(ranks))
     return descriptor
+
+
+def _all_bytes(ranks: int) -> int:
+    return ranks * PAGE_BYTES + FOLDER_BYTES + SLOWEST_BYTES
+
+
+def file_of_memory(name: str) -> int:
+    """A file without a path, which other processes get by its descriptor. The last one that closes it frees it."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name)
+    import tempfile  # noqa: PLC0415 - not on Linux
+
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 def _text(stored: bytes) -> str:

@@ -4,7 +4,7 @@ the last collective. Does not start a profiler (train/profile.py does) and reads
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, ClassVar
 
@@ -24,14 +24,12 @@ class Recording:
         on: whether a profiler records.
         sees_flights: whether it also records when collectives end that nobody waits for. On CUDA their kernels tell it.
         axes: the mesh axis of each process group, by its name in torch.
-        on_page: names of collectives as bytes, by kind and id of the group: to make one takes longer than to write it.
         flights: name, begin and end (time.time_ns) of the collectives that have ended, since `on`.
     """
 
     on: ClassVar[bool] = False
     sees_flights: ClassVar[bool] = False
     axes: ClassVar[Mapping[str, str]] = {}
-    on_page: ClassVar[dict[tuple[str, int], bytes]] = {}
     flights: ClassVar[list[tuple[str, int, int]]] = []
 
 
@@ -40,17 +38,17 @@ def named(name: object) -> AbstractContextManager[Any]:
     return record_function(str(name)) if Recording.on else _NOTHING
 
 
-def named_collective(kind: str, group: dist.ProcessGroup | None) -> AbstractContextManager[Any]:
-    """A range of a collective that returns when it is done. `kind`: as in the Plan's traffic."""
-    _begins(kind, group)
+def named_collective(kind: str, group: dist.ProcessGroup | None, memory: object = None) -> AbstractContextManager[Any]:
+    """A range of a collective that returns when it is done. `kind`: as in the Plan's traffic. `memory`: its buffer."""
+    begins(kind, group, memory)
     return record_function(_name(kind, group)) if Recording.on else _NOTHING
 
 
 class Flight:
     """A collective that runs beside computations. It begins here."""
 
-    def __init__(self, kind: str, group: dist.ProcessGroup | None) -> None:
-        _begins(kind, group)
+    def __init__(self, kind: str, group: dist.ProcessGroup | None, memory: object = None) -> None:
+        begins(kind, group, memory)
         self.name = _name(kind, group) if Recording.on and Recording.sees_flights else ""
         self.begin_ns = time.time_ns() if self.name else 0
         self.tells = False
@@ -75,15 +73,32 @@ class Flight:
             self.name = ""
 
 
-def _begins(kind: str, group: dist.ProcessGroup | None) -> None:
-    """Write on this rank's page that a collective begins."""
+def know_groups(groups: Sequence[dist.ProcessGroup]) -> None:
+    """From now on this rank belongs to these process groups. Write them on its page, so that others know who waits."""
     page = OwnPage.current
     if page is not None:
-        key = kind, id(group)
-        name = Recording.on_page.get(key)
-        if name is None:
-            name = Recording.on_page[key] = _name(kind, group).encode()
-        page.collective(name)
+        page.leave_groups()
+        for group in groups:
+            if id(group) not in page.rows:
+                _know(group, page)
+
+
+def _know(group: dist.ProcessGroup, page: OwnPage) -> int:
+    """Write a group on this rank's page. Returns its row."""
+    everyone = "all ranks" if group is dist.group.WORLD else group.group_name
+    axis = Recording.axes.get(group.group_name, everyone)
+    row = page.rows[id(group)] = page.join(axis, dist.get_process_group_ranks(group))
+    return row
+
+
+def begins(kind: str, group: dist.ProcessGroup | None = None, memory: object = None) -> None:
+    """Write on this rank's page that a collective begins. None: one of all ranks."""
+    page = OwnPage.current
+    if page is not None:
+        group = group or dist.group.WORLD
+        assert group is not None
+        row = page.rows.get(id(group))
+        page.collective(_know(group, page) if row is None else row, kind.encode(), getattr(memory, "nbytes", 0))
 
 
 def _name(kind: str, group: dist.ProcessGroup | None) -> str:

@@ -13,6 +13,7 @@ from codescent.base.errors import UserError
 from codescent.base.loopback import refuse_without_loopback
 from codescent.base.progress import PROGRESS_FD
 from codescent.base.rank import LOOPBACK
+from codescent.base.stacks import STACKS_FD
 from codescent.base.token import TOKEN, fresh
 from codescent.launch.environment import LATE, STORE_FD
 from codescent.launch.launchers import TORCHRUN_SET
@@ -82,7 +83,7 @@ class Group:
             loopback_interface = "lo" if sys.platform == "linux" else "lo0"
             own["GLOO_SOCKET_IFNAME"] = loopback_interface  # listens without a password, so on loopback only
             own["NCCL_SOCKET_IFNAME"] = loopback_interface
-        ours = (STORE_FD, PROGRESS_FD, TOKEN, OUR_THREADS, LATE)
+        ours = (STORE_FD, PROGRESS_FD, STACKS_FD, TOKEN, OUR_THREADS, LATE)
         inherited = {k: text for k, text in env.items() if not k.startswith("TORCHELASTIC_") and k not in ours}
         values = map(str, (rank, rank - self.first, self.world_size, self.count, self.address, port))
         return own | inherited | dict(zip(TORCHRUN_SET, values, strict=True))

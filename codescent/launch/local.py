@@ -26,12 +26,14 @@ from codescent.base.token import TOKEN
 from codescent.base.writing import remove_folder
 from codescent.launch.environment import LATE, STORE_FD
 from codescent.launch.group import Group
+from codescent.launch.hang_record import HangRecord
 from codescent.launch.logs import tail
 from codescent.launch.memory_kills import evidence, is_suspected, memory_kills
 from codescent.launch.rank_output import RankOutput
 from codescent.launch.roles import Roles, die_with_parent, ended_by
 from codescent.launch.signals import SignalQueue
-from codescent.launch.watch import Stopped, Watch
+from codescent.launch.stacks import Stacks
+from codescent.launch.supervisor import Stopped, Supervisor, host, where_of
 
 LOOK_EVERY_S = 1.0
 KEPT_COUNTS = 6  # counts of out-of-memory kills: one each LOOK_EVERY_S
@@ -127,7 +129,7 @@ class _Ranks:
         self._command, self._num_ranks = list(command), group.world_size
         self._env, self._does = {**env}, "save and stop" if saves else "stop"
         self._progress = shared_memory(self._num_ranks)
-        self._watch = Watch(Pages(self._progress, self._num_ranks), self._num_ranks, stopped)
+        self._stacks, self._stopped = Stacks(), stopped
         self._kills = deque([memory_kills()], maxlen=KEPT_COUNTS)  # a killed process ends some seconds later
         self._processes: dict[int, subprocess.Popen[bytes]] = {}  # by rank
         self._output = RankOutput()
@@ -135,6 +137,7 @@ class _Ranks:
         self._restarts: Counter[int] = Counter()  # how often a rank was started again
         self._ended: set[int] = set()
         self._failed: dict[int, int] = {}  # rank to return code, in order of detection
+        self._named = False  # whether the first rank that failed is named
         self._stop_signal: int | None = None  # the first stop request
         self._interrupted_s: float | None = None  # time of the first SIGINT
         self._killed = False
@@ -152,6 +155,9 @@ class _Ranks:
             self._logs = Path(tempfile.mkdtemp(prefix="codescent-ranks-"))
         except OSError as error:
             raise UserError(f"the ranks' logs: {error.strerror}; set TMPDIR to a folder with free space") from error
+        pages, is_whole = Pages(self._progress, self._num_ranks), self._group.is_local
+        record = HangRecord(pages, self._logs)
+        self._supervisor = Supervisor(pages, self._num_ranks, self._stopped, self._stacks, record, is_whole=is_whole)
         sys.stdout.flush()  # rank 0 writes to the same stdout
         try:
             listener = self._group.listen()
@@ -170,14 +176,16 @@ class _Ranks:
                 _kill_group(process)
                 process.wait()
         os.close(self._progress)
+        self._stacks.close()
         if not self._crashed():
             remove_folder(Path(self._logs), ignore_errors=True)
 
     def _start(self, rank: int, listener: socket.socket | None, *, late: bool = False) -> None:
         """Start a rank. `listener`: for the store, which rank 0 serves. `late`: it has died, and starts again."""
         env = self._group.environment(rank, self._port, self._env)
-        passed = [self._progress]
-        env[PROGRESS_FD] = str(self._progress)
+        stacks, named = self._stacks.environment(rank)
+        passed = [self._progress, stacks]
+        env |= {PROGRESS_FD: str(self._progress), **named}
         if self._group.token:
             env[TOKEN] = self._group.token
         if late:
@@ -239,14 +247,14 @@ class _Ranks:
         self._look_s = now_s + LOOK_EVERY_S
         self._kills.append(memory_kills())
         running = {rank: process.pid for rank, process in self._processes.items() if rank not in self._ended}
-        for words in self._watch.look(running):
+        for words in self._supervisor.look(running):
             _say(f"codescent: {words}")
-        for rank in () if self._stopping else self._watch.overdue():
-            how = f"rank {rank} of {self._num_ranks} (pid {running[rank]}) {self._watch.stuck[rank]}"
+        for rank in () if self._stopping else self._supervisor.overdue():
+            how = f"rank {rank} of {self._num_ranks} (pid {running[rank]}) {self._supervisor.stuck[rank]}"
             _say(f"codescent: {how}, and is ended now (parallel.stopped_s)")
             _kill_group(self._processes[rank])
-        if self._watch.stuck and now_s >= self._answer_s:
-            ranks = ", ".join(f"rank {rank} {how}" for rank, how in self._watch.stuck.items())
+        if self._supervisor.stuck and now_s >= self._answer_s:
+            ranks = ", ".join(f"rank {rank} {how}" for rank, how in self._supervisor.stuck.items())
             _say(f"codescent: {ranks}, and does not react: all ranks are killed; resume from the last checkpoint")
             self._stopping = self._unsaved = True
             self._send(signal.SIGKILL)
@@ -285,34 +293,46 @@ class _Ranks:
                 continue
             who = f"codescent: rank {rank} of {self._num_ranks} (a worker, pid {process.pid})"
             if code < 0 and self._can_lose(rank):
-                position = self._watch.pages.lose(rank, time.monotonic()).position
+                position = self._supervisor.pages.lose(rank, time.monotonic()).position
                 _say(f"{who} {ended_by(code)} in step {int(position) + 1}: the others go on without it")
                 again.append(rank)
                 continue
-            if self._watch.pages.read(rank).died_s > 0:
+            if self._supervisor.pages.read(rank).died_s > 0:
                 how = ended_by(code) if code < 0 else f"ended with exit code {code}"
                 _say(f"{tail(self._log(rank))}\n{who} {how} before it joined the others")
                 again.append(rank)
                 continue
-            if code == 0 and not self._watch.ended_early(rank):
+            if code == 0 and not self._supervisor.ended_early(rank):
                 continue
-            if code > 0 and code in CLEAN_STOPS and self._watch.has_ended(rank):  # another process asked for it
+            if code > 0 and code in CLEAN_STOPS and self._supervisor.has_ended(rank):  # another process asked for it
                 self._stop_code = code
                 continue
             if not self._failed:
-                self._halted = self._watch.stuck
+                self._halted = self._supervisor.stuck
                 stop_s = time.monotonic() + SETTLE_S
                 self._escalation = [(stop_s, signal.SIGTERM), (stop_s + STOP_S, signal.SIGKILL)]
             if code < 0 and not self._failed:
                 living = {one for one in self._processes if not self._is_dead(one)}
-                met = self._watch.meets(rank)
+                met = self._supervisor.meets(rank)
                 self._over = self._roles.over(rank, 128 - code, living, met=met)
             self._failed[rank] = code
+        self._name_killed()
         for rank in again:
             self._start_again(rank)
         late = set(self._restarts) - self._ended
         if late and not self._stopping and len(late) + len(self._ended) == self._group.count:
             self._end_late(late)
+
+    def _name_killed(self) -> None:
+        """Name the first rank that a signal has killed, at once: the others may take seconds to end."""
+        if self._named or not self._failed:
+            return
+        self._named, rank = True, self._culprit()
+        if (code := self._failed[rank]) >= 0 or self._gave_reason(rank):
+            return
+        where = where_of(self._supervisor.pages.read(rank))
+        who = f"rank {rank} of {self._num_ranks} ({self._roles.of(rank)}pid {self._processes[rank].pid} on {host()})"
+        _say(f"codescent: {who} {ended_by(code)} {where}: the other ranks are stopped")
 
     def _start_again(self, rank: int) -> None:
         """Start a rank that has died, and without which the others go on, unless that was done often enough."""
@@ -330,7 +350,7 @@ class _Ranks:
 
     def _end_late(self, late: Collection[int]) -> None:
         """All others have ended: end the ranks that were started again, but too late to join them."""
-        if not any(self._watch.has_ended(rank) for rank in late):
+        if not any(self._supervisor.has_ended(rank) for rank in late):
             ranks = ", ".join(f"rank {rank}" for rank in sorted(late))
             _say(f"codescent: {ranks} came too late to join the others, which have ended")
             self._stopping = True
@@ -338,14 +358,14 @@ class _Ranks:
 
     def _is_dead(self, rank: int) -> bool:
         """Whether a rank has died, and has not joined the others again."""
-        return bool(self._processes[rank].poll()) or self._watch.pages.read(rank).died_s > 0
+        return bool(self._processes[rank].poll()) or self._supervisor.pages.read(rank).died_s > 0
 
     def _can_lose(self, rank: int) -> bool:
         """Whether the run goes on without a rank that was killed: a worker that has begun to train. No rank waits for
         it in a collective."""
-        page = self._watch.pages.read(rank)
+        page = self._supervisor.pages.read(rank)
         trains = 0 < page.position < ENDED and not page.died_s  # else it has died before, and has not joined again
-        return rank in self._roles.spare and trains and not self._watch.meets(rank) and not self._failed
+        return rank in self._roles.spare and trains and not self._supervisor.meets(rank) and not self._failed
 
     def _send(self, number: signal.Signals) -> None:
         for rank, process in self._processes.items():
@@ -358,12 +378,14 @@ class _Ranks:
     def _culprit(self) -> int:
         """The rank that probably caused the failure: by the kind of exit, then by the order of detection.
 
-        First a SIGKILL, then an error message, then another signal, then other codes: these may be consequences.
+        First a SIGKILL, then an error message, then another signal, then other codes: these may be consequences. Among
+        equals the first error counts, by the ranks' pages; a rank that only lost another one comes last.
         """
 
-        def order(rank: int) -> int:
-            code = self._failed[rank]
-            return 0 if code == -signal.SIGKILL else 1 if self._gave_reason(rank) else 2 if code < 0 else 3
+        def order(rank: int) -> tuple[int, bool, float]:
+            code, failed_s = self._failed[rank], self._supervisor.pages.read(rank).failed_s
+            kind = 0 if code == -signal.SIGKILL else 1 if self._gave_reason(rank) else 2 if code < 0 else 3
+            return kind, failed_s < 0, abs(failed_s) if kind else 0.0
 
         return min(self._failed, key=order)  # among equals the first detected
 
@@ -399,6 +421,7 @@ class _Ranks:
             _say(f"codescent: rank {culprit} of {self._num_ranks} ({self._roles.of(culprit)}pid {pid}) {ending}")
             if after := [f"rank {rank} {self._ending(rank)}" for rank in self._failed if rank != culprit]:
                 _say(f"codescent: probably as a consequence: {'; '.join(after)}")
+            self._supervisor.record_crash(culprit, pid, ending)
             _say(f"codescent: the output of each rank is in {self._logs}")
             _say(f"codescent: {self._over}" if self._over else "")
             if self._failed[culprit] == -signal.SIGKILL and is_suspected(ending):
@@ -409,7 +432,7 @@ class _Ranks:
         """How a failed rank ended, in words."""
         code = self._failed[rank]
         if code >= 0:
-            early = " in the middle of its steps" if self._watch.ended_early(rank) and code == 0 else ""
+            early = " in the middle of its steps" if self._supervisor.ended_early(rank) and code == 0 else ""
             return f"ended with exit code {code}{early}"
         return f"{ended_by(code)}{evidence(self._kills[0]) if code == -signal.SIGKILL else ''}"
 

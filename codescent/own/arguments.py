@@ -91,7 +91,7 @@ MOMENTUM = Kind("a number of at least 0 and below 1", lambda value: 0 <= _finite
 SECONDS = Kind("a number of seconds above 0", lambda value: 0 < (number(value) or 0.0) < math.inf)
 
 
-def public(name: str, *, collective: bool = False, **kinds: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def public(name: str, /, *, collective: bool = False, **kinds: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Make a function public: a wrong call of it raises UserError, which ends a script in one line.
 
     Args:

@@ -8,6 +8,7 @@ import atexit
 import math
 import os
 import sys
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NoReturn, Self
 from weakref import WeakSet
 
@@ -20,10 +21,11 @@ from codescent.base.counted import counted
 from codescent.base.device_kinds import NAMES, kind_of
 from codescent.base.ending import end, is_failing
 from codescent.base.errors import UserError
+from codescent.base.progress import ENDED, OwnPage
 from codescent.base.rank import Rank
 from codescent.launch import environment
 from codescent.own import registry as _registry  # noqa: F401 - from now on wrappers of torch are noticed
-from codescent.own import steps as _steps  # noqa: F401 - from now on the steps of optimizers are counted
+from codescent.own import steps as _steps  # from now on the steps of optimizers are counted
 from codescent.own.arguments import COUNT, SECONDS, TEXT, number, public, shown
 from codescent.own.failure import ErrorHook, watch
 from codescent.own.gather import gathered
@@ -63,6 +65,7 @@ class Ranks:
         self._has_failed = False  # an exception has left the `with` block
         self._hook = ErrorHook(this_rank, self.world.store, self.world.give_up)
         self._waits = Waits(self.world.store, this_rank)
+        _steps.show_on(OwnPage.current)
         atexit.register(self._at_exit)
 
     @public("codescent: ranks.mean")
@@ -144,6 +147,21 @@ class Ranks:
         """
         self._stopping.stop()
 
+    @public("codescent: ranks.section", name=TEXT)
+    def section(self, name: str) -> AbstractContextManager[None]:
+        """Name a part of the script. Not collective.
+
+            with ranks.section("validation"):
+                evaluate(model)
+
+        Where the ranks are started by codescent, the launcher watches them. It learns how long steps and each named
+        part take, and says who holds up the others if none moves for much longer. Name what takes longer than steps.
+
+        Args:
+            name: is shown up to its 24th byte.
+        """
+        return _steps.section(name)
+
     def print(self, *words: object) -> None:
         """Print on rank 0 only."""
         if self.is_first:
@@ -182,6 +200,10 @@ class Ranks:
         self._stopping.retire(fails=self._has_failed or hasattr(sys, "last_type"))  # an error that nobody has caught
         self._hook.retire()
         self._waits.close()
+        _steps.show_on(None)
+        fails = self._has_failed or sys.exc_info()[0] is not None
+        if not fails and not hasattr(sys, "last_type"):
+            self.world.at(ENDED)
         if self._stopping.is_obeyed and dist.is_initialized():
             self.world.leave()
         for user in self.closing:
@@ -189,7 +211,6 @@ class Ranks:
         self.closing.clear()
         self._meshes.clear()
         if dist.is_initialized():  # the user's script may have destroyed the process group already
-            fails = self._has_failed or sys.exc_info()[0] is not None
             self.world.close(alone=fails and not self._stopping.is_obeyed)
 
     def _at_exit(self) -> None:

@@ -88,7 +88,7 @@ def _blocking(kind: Collective, collective: Callable[..., Any]) -> Callable[...,
         if torch.compiler.is_compiling():
             collective(*arguments, group=group, **options)
             return
-        with named_collective(kind, group):
+        with named_collective(kind, group, arguments[0] if arguments else None):
             collective(*arguments, group=group, **options)
 
     return _waited(named)
@@ -98,7 +98,7 @@ def _starting(kind: Collective, collective: Callable[..., Any], *, counts: bool 
     """A collective that runs beside the computations that follow. `counts`: see Awaited."""
 
     def start(*arguments: Any, group: dist.ProcessGroup | None, **options: Any) -> Awaited:
-        flight = Flight(kind, group)
+        flight = Flight(kind, group, arguments[0] if arguments else None)
         work = collective(*arguments, group=group, async_op=True, **options)
         flight.ends_with(work)
         return Awaited(work, flight, counts)

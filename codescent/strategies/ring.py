@@ -89,7 +89,7 @@ class _RingMessage:
     def __init__(self, tensor: Tensor, group: dist.ProcessGroup, tag: int) -> None:
         following, preceding = (group.rank() + 1) % group.size(), (group.rank() - 1) % group.size()
         self.sent, self.received = tensor, torch.empty_like(tensor)
-        self.flight = Flight(Collective.SEND, group)
+        self.flight = Flight(Collective.SEND, group, tensor)
         self.works = dist.batch_isend_irecv(
             [
                 dist.P2POp(dist.isend, self.sent, group=group, tag=tag, group_peer=following),

@@ -29,7 +29,8 @@ LEAST = 6
 @dataclass(frozen=True)
 class StepShown:
     """What is shown of a step: its loss in nats per token, the norm of the gradient before clipping, tokens/s of all
-    ranks, MFU (None: unknown), and the peak of the first rank's memory so far."""
+    ranks, MFU (None: unknown), the peak of the first rank's memory so far, and the rank
+    that slows the others."""
 
     step: int
     loss: float
@@ -38,6 +39,7 @@ class StepShown:
     tokens_per_s: float
     mfu: float | None
     peak_memory_bytes: int
+    slowest: str = ""
 
 
 class Display:
@@ -112,6 +114,7 @@ class Display:
             _rate(done.tokens_per_s),
             f"MFU {_percent(done.mfu)}",
             f"peak {_memory(done.peak_memory_bytes)}",
+            *([done.slowest] if done.slowest else []),
             f"ETA {eta}",
         ]
         grows = len(str(self.num_steps)) - len(str(done.step))  # later steps have more digits, and the same words

@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 
 from codescent.base import cause
-from codescent.base.progress import OwnPage
+from codescent.base.progress import READING, OwnPage
 from codescent.base.range_names import NEXT_BATCH, WAITING
 from codescent.base.ranges import Recording, named
 from codescent.base.stopwatch import Stopwatch
@@ -51,8 +51,13 @@ class Instruments:
     @contextmanager
     def reading(self) -> Iterator[None]:
         """A block that takes this rank's samples from the loader."""
+        page = OwnPage.current
+        if page is not None:
+            page.enter(READING)
         with named(NEXT_BATCH) if Recording.on else _NOTHING:
             yield
+        if page is not None:
+            page.enter("")
         self.watch.lap(self.columns[Verb.LOAD])
 
     @contextmanager

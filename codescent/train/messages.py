@@ -106,7 +106,7 @@ class Messages:
             _wait(*sent.popleft())  # it blocks nothing if the send has finished; errors are raised
         message = message.detach().contiguous()
         group = self.groups[f"pp[{self.stage},{instruction.peer}]"]
-        flight = Flight(Collective.SEND, group)
+        flight = Flight(Collective.SEND, group, message)
         sent.append((dist.isend(message, self.ranks[instruction.peer], group=group), message, flight))
 
     def receive(self, instruction: Instruction) -> Message:
@@ -151,7 +151,7 @@ class Messages:
     def _post(self, peer: int) -> Message:
         memory = torch.empty(self.batch, *self.shape, dtype=self.dtype, device=self.device)
         group = self.groups[f"pp[{peer},{self.stage}]"]
-        flight = Flight(RECEIVE, group)
+        flight = Flight(RECEIVE, group, memory)
         return Message(dist.irecv(memory, self.ranks[peer], group=group), memory, flight)
 
 

@@ -17,6 +17,7 @@ from codescent.base.agreement import together
 from codescent.base.ending import end_now
 from codescent.base.errors import RunFailed, UserError
 from codescent.base.output import copy_to, warn
+from codescent.base.progress import OwnPage
 from codescent.base.rank import Rank
 from codescent.build import Began, check_sizes, saved_plan, task_request
 from codescent.checkpoint.checkpoints import CheckpointError, Checkpoints, Saved
@@ -276,6 +277,8 @@ def open_run(
         )
         checkpoints.may_commit = run.follow
         _check_saved(run)
+        if OwnPage.current is not None:
+            OwnPage.current.pages.folder = str(path.absolute())
         _keep_output(path, world.this_rank)
     except BaseException:
         close_folder(held, is_new=not resume)

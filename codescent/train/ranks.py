@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from codescent.base.agreement import gather_numbers
+from codescent.base.progress import OwnPage
 from codescent.record.ranks import PARTS, RankRow
+from codescent.train.result import WAIT_COLUMN
 
 
 class RankTimes:
@@ -25,6 +27,8 @@ class RankTimes:
         self.sums["step_s"] += step_s
         for name in PARTS:
             self.sums[name] += parts[name]
+        if OwnPage.current is not None:  # the launcher compares the ranks
+            OwnPage.current.took(parts["data_s"], step_s - parts["data_s"] - parts[WAIT_COLUMN])
 
     def gather(
         self, step: int, peak_memory_bytes: int, memory: Sequence[float] = (), living: Sequence[int] | None = None

@@ -17,6 +17,7 @@ from codescent.base.agreement import together
 from codescent.base.counted import counted
 from codescent.base.errors import RunFailed, UserError
 from codescent.base.extra import install
+from codescent.base.progress import OwnPage
 from codescent.base.stopping import TIME_LIMIT
 from codescent.base.time_limit import in_words
 from codescent.config.effects import effective
@@ -238,7 +239,8 @@ class Report:
             self._event("slow_steps", step=step, advice=advice)
             self.display.warn(f"step {step}: {advice}")
         peak = int(row["peak_memory_bytes"])
-        shown = StepShown(step, result.train_loss, rate, result.grad_norm, tokens / seconds, mfu, peak)
+        slowest = "" if OwnPage.current is None else OwnPage.current.pages.slowest
+        shown = StepShown(step, result.train_loss, rate, result.grad_norm, tokens / seconds, mfu, peak, slowest)
         self.display.step(shown, due=due)
         if val_loss is not None:
             self.display.validation(step, found)

@@ -30,8 +30,8 @@ from codescent.base.early import StopAsked, may_end
 from codescent.base.ending import FREE_S, fail, within
 from codescent.base.errors import RunFailed, UserError
 from codescent.base.parent import end_with_parent
-from codescent.base.progress import ENDED, OwnPage, Pages
-from codescent.base.ranges import Recording, named_collective
+from codescent.base.progress import PREPARATION, OwnPage, Pages
+from codescent.base.ranges import Recording, begins, know_groups, named_collective
 from codescent.base.rank import Rank
 from codescent.base.stopwatch import waiting
 from codescent.coupling.lost_peer import is_lost_peer
@@ -129,7 +129,8 @@ class World:
         self.living = (this_rank.rank,) if this_rank.late else tuple(range(this_rank.world_size))
         self._begin_groups(HashStore() if this_rank.late else self._torch_store, shards_alone=shards_alone)
         self.pages = Pages.of(os.environ, this_rank.world_size) if is_local(this_rank) else None
-        OwnPage.current = OwnPage(self.pages, this_rank.rank) if self.pages is not None else None
+        if (pages := self.pages or Pages.of(os.environ, this_rank.world_size)) is not None:
+            OwnPage(pages, this_rank.rank).begin()
         self.mesh = Mesh(dp_replicate=this_rank.world_size)
         self.groups: dict[str, dist.ProcessGroup] = {}
         self.servers: dist.ProcessGroup | None = None
@@ -165,6 +166,7 @@ class World:
         assert world is not None
         self.mesh, this_rank = plan.mesh, self.this_rank.rank
         created = {self.living: world}
+        know_groups([])
         self.stage = plan.role(this_rank)
         if len(plan.servers) > 1:
             serves = this_rank in plan.servers
@@ -193,10 +195,8 @@ class World:
                 self.groups[axis] = self._new_group(ranks)
             else:
                 self._new_group((this_rank,))
-        Recording.axes, Recording.on_page = (
-            {group.group_name: axis for axis, group in reversed(self.groups.items())},
-            {},
-        )
+        Recording.axes = {group.group_name: axis for axis, group in reversed(self.groups.items())}
+        know_groups([*self.groups.values()])
 
     def messages(self, dtype: torch.dtype, shape: tuple[int, int]) -> Messages:
         """The point-to-point messages of this rank's pipeline stage."""
@@ -252,6 +252,7 @@ class World:
 
         def vote() -> bool:
             votes = torch.tensor([int(mine)])
+            begins(Collective.ALL_REDUCE, memory=votes)
             dist.all_reduce(votes, dist.ReduceOp.MIN)
             return bool(votes.item())
 
@@ -260,7 +261,7 @@ class World:
     def sum_over(self, values: torch.Tensor, axis: str) -> torch.Tensor:
         """Sum `values` over the ranks of an axis, in place, and return them. Collective."""
         if self.this_rank.world_size > 1 and self.mesh.degree(axis) > 1:
-            with waiting(), named_collective(Collective.ALL_REDUCE, self.groups[axis]):
+            with waiting(), named_collective(Collective.ALL_REDUCE, self.groups[axis], values):
                 dist.all_reduce(values, group=self.groups[axis])
         return values
 
@@ -274,6 +275,8 @@ class World:
             UserError: on every rank, if `work` raises it on rank 0 or on the first rank of a machine.
             StopAsked: on every rank, if one of these ranks was asked to stop.
         """
+        if OwnPage.current is not None:
+            OwnPage.current.enter(PREPARATION)
         for turn in ([0], [rank for rank in self.leaders if rank != 0]):
             keys = [f"{name}{rank}" for rank in turn]
             if self.this_rank.rank in turn:
@@ -286,6 +289,8 @@ class World:
                 stay_until_read(self.store, self.this_rank, "problems")
                 raise _of_all(problems) if problems else StopAsked(asked[0])
         work()
+        if OwnPage.current is not None:
+            OwnPage.current.enter("")
 
     def leave(self) -> None:
         """Wait for the other ranks, at most LEAVE: all have written what they write. Some launchers end all ranks as
@@ -296,20 +301,10 @@ class World:
             self.store.wait([f"leaves{rank}" for rank in self.living], LEAVE)
 
     def at(self, position: float, instruction: str = "") -> None:
-        """Write this rank's progress, in steps, for the launcher: see `base/progress.py`.
-
-        The launcher of one of several machines does not compare ranks. It only learns that this one has ended well.
-        """
+        """Write this rank's progress, in steps, for the launcher: see `base/progress.py`."""
         cause.process.position = position
-        page = OwnPage.current
-        if (
-            page is None
-            and position == ENDED
-            and (pages := Pages.of(os.environ, self.this_rank.world_size)) is not None
-        ):
-            page = OwnPage(pages, self.this_rank.rank)
-        if page is not None:
-            page.at(position, self.stage, instruction)
+        if OwnPage.current is not None:
+            OwnPage.current.at(position, self.stage, instruction)
 
     def meets(self, step: int) -> None:
         """Write for the launcher that this rank is in the collectives after a step; 0: it is in none."""

@@ -34,7 +34,7 @@ from codescent.launch.allocator import needs_restart, tuned_environment, with_ex
 from codescent.launch.environment import read
 from codescent.launch.local import run_ranks
 from codescent.launch.roles import Roles
-from codescent.launch.watch import Stopped
+from codescent.launch.supervisor import Stopped
 from codescent.models import generates
 from codescent.plan import Plan
 from codescent.plan.activations import CPU, CUDA

@@ -1,0 +1,219 @@
+"""In: process ids and pages of the ranks of this host. Out: ranks that are suspended; the verdict, if none moves.
+Does not end a rank (local.py does) and sends no message to ranks: a rank that hangs cannot answer."""
+
+from __future__ import annotations
+
+import math
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from codescent.base.page import Page
+from codescent.base.progress import ENDED, Pages
+from codescent.launch.deadlines import Deadlines
+from codescent.launch.hang_record import HangRecord
+from codescent.launch.process_state import ProcessState, halted_by, state_of
+from codescent.launch.stacks import Stacks, main_thread
+from codescent.launch.stragglers import Stragglers
+from codescent.launch.verdict import HangVerdict, RankState, judge
+from codescent.launch.verdict_words import doing, one_page, whole
+
+PAUSE_S = 5.0
+"""If this process has not looked for so long, it was stopped, perhaps with its ranks. Then nothing follows from it."""
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """How long the others wait for a rank that is stopped or frozen.
+
+    Attributes:
+        ends_s: then it is ended (parallel.stopped_s); None: it is not.
+        timeout_s: of their collectives (parallel.timeout_s); None: unknown here.
+    """
+
+    ends_s: float | None = None
+    timeout_s: float | None = None
+
+    def __str__(self) -> str:
+        if self.ends_s is not None:
+            return f"for {self.ends_s:g} s (parallel.stopped_s), then it is ended"
+        most = "parallel.timeout_s" if self.timeout_s is None else f"{self.timeout_s:g} s (parallel.timeout_s)"
+        return f"for {most}, then the run ends; with parallel.stopped_s=SECONDS it would end earlier"
+
+
+class Supervisor:
+    """Watches the ranks of this host, from the process that has started them (decision 36).
+
+    Args:
+        pages: what each rank does.
+        ranks: number of ranks of the run.
+        stopped: how long the others wait for one that cannot run.
+        stacks: asks ranks for their stacks; None: nobody can.
+        record: where verdicts are written; None: nowhere.
+        is_whole: whether all ranks of the run are on this host.
+    """
+
+    def __init__(
+        self,
+        pages: Pages,
+        ranks: int,
+        stopped: Stopped = Stopped(),
+        stacks: Stacks | None = None,
+        record: HangRecord | None = None,
+        *,
+        is_whole: bool = True,
+    ) -> None:
+        self.pages, self.ranks, self._stopped = pages, ranks, stopped
+        self._stacks, self._record, self._is_whole = stacks, record, is_whole
+        self._since_s: dict[int, float] = {}  # when each rank of `stuck` was found so
+        self.stuck: dict[int, str] = {}
+        """Ranks that cannot run now, with the reason in words."""
+        self.deadlines = Deadlines(stopped.timeout_s)
+        self._stragglers, self._said_slow = Stragglers(), ""
+        self._states: dict[int, ProcessState] = {}
+        self._looked_s = time.monotonic()
+        self._moved: dict[int, tuple[object, ...]] = {}
+        self._moved_s: dict[int, float] = {}  # when each rank was last seen to move
+        self._wanted_s = 0.0  # stand still so long before the stacks are asked for again
+        self._hangs_s = 0.0  # since when no rank moves, if a verdict was given
+
+    def look(self, running: Mapping[int, int]) -> list[str]:
+        """Sentences on changes since the last call. `running`: process id of each rank that has not ended."""
+        halted = {rank: how for rank, pid in running.items() if (how := halted_by(pid))}
+        said = [
+            f"rank {rank} of {self.ranks} (pid {running[rank]}) {how}: the others wait for it {self._stopped}"
+            for rank, how in halted.items()
+            if rank not in self.stuck
+        ]
+        said += [
+            f"rank {rank} of {self.ranks} continues" for rank in self.stuck if rank in running and rank not in halted
+        ]
+        self.stuck = halted
+        now_s = time.monotonic()
+        self._since_s = {rank: self._since_s.get(rank, now_s) for rank in halted}
+        return said + self._hang(running, now_s)
+
+    def overdue(self) -> list[int]:
+        """The ranks that could not run for so long that they are to be ended. Each is named once."""
+        if self._stopped.ends_s is None:
+            return []
+        latest_s = time.monotonic() - self._stopped.ends_s
+        found = [rank for rank, since_s in self._since_s.items() if since_s <= latest_s]
+        self._since_s |= dict.fromkeys(found, math.inf)  # a frozen process ends when it continues, not now
+        return found
+
+    def ended_early(self, rank: int) -> bool:
+        """Whether a rank with exit code 0 ended after it began to train and before its training returned."""
+        return 0 < self.pages.read(rank).position < ENDED
+
+    def has_ended(self, rank: int) -> bool:
+        """Whether a rank's training has returned: after the last step, or after a stop that was requested."""
+        return self.pages.read(rank).position == ENDED
+
+    def meets(self, rank: int) -> bool:
+        """Whether a rank is in collectives with all others, between two segments of work that is given out."""
+        return self.pages.read(rank).meets > 0
+
+    def record_crash(self, rank: int, pid: int, ending: str) -> None:
+        """Record a rank that has died, as an event of the run. `ending`: how, in words."""
+        if self._record is not None:
+            step = int(self.pages.read(rank).position) + 1 if self.pages.read(rank).position < ENDED else None
+            self._record.event("crash", rank=rank, host=host(), process=pid, step=step, ending=ending)
+
+    def _hang(self, running: Mapping[int, int], now_s: float) -> list[str]:
+        """The page of a verdict, if no rank has moved for longer than each may."""
+        pages = {rank: self.pages.read(rank) for rank in running}
+        self.deadlines.learn(pages, now_s)
+        states = {rank: state_of(pid) for rank, pid in running.items()}
+        gap_s, self._looked_s = now_s - self._looked_s, now_s
+        busy = {rank: _busy(self._states.get(rank), state, gap_s) for rank, state in states.items()}
+        self._states = states
+        slow = self._slow(pages, now_s, running)
+        moved = {rank: page.moved for rank, page in pages.items()}
+        if moved != self._moved or gap_s > PAUSE_S:  # this process was stopped itself
+            changed = {rank for rank in moved if moved[rank] != self._moved.get(rank) or gap_s > PAUSE_S}
+            self._moved, self._wanted_s = moved, 0.0
+            self._moved_s = {rank: now_s if rank in changed else self._moved_s[rank] for rank in moved}
+            return [*slow, *self._goes_on(now_s)]
+        waiting = [page for page in pages.values() if page.position != ENDED and not page.died_s]
+        since_s = now_s - max(self._moved_s.values(), default=now_s)
+        deadline_s = max([self.deadlines.of(page) for page in waiting], default=math.inf)
+        if self._hangs_s or since_s < max(deadline_s, self._wanted_s):
+            return []
+        stacks = (
+            {} if self._stacks is None else self._stacks.ask({r: p for r, p in running.items() if r not in self.stuck})
+        )
+        seen = {
+            rank: RankState(
+                running[rank],
+                page,
+                states[rank].word,
+                busy[rank],
+                tuple(main_thread(stacks.get(rank, ""))),
+                now_s - self._moved_s[rank],
+                now_s - page.beat_s if page.beat_s else 0.0,
+            )
+            for rank, page in pages.items()
+        }
+        verdict = judge(seen, elsewhere=len(running) < self.ranks and not self._is_whole)
+        if verdict is None:  # they work: ask again when it has lasted twice as long
+            self._wanted_s = 2 * since_s
+            return []
+        self._hangs_s = now_s - since_s
+        return self._told(verdict, seen, stacks)
+
+    def _slow(self, pages: Mapping[int, Page], now_s: float, running: Mapping[int, int]) -> list[str]:
+        """A sentence on a rank that has become slower than the others. The step lines name it, too."""
+        new = self._stragglers.look(pages, now_s)
+        words = str(self._stragglers.current or "")
+        if words != self._said_slow:
+            self.pages.slowest = self._said_slow = words
+        if new is None:
+            return []
+        if self._record is not None:
+            times = {"factor": round(new.factor, 2), "own_s": round(new.own_s, 6), "others_s": round(new.others_s, 6)}
+            step = int(pages[new.rank].position) + 1
+            self._record.event("straggler", rank=new.rank, host=host(), part=new.part, **times, step=step)
+        who = f"rank {new.rank} of {self.ranks} (pid {running[new.rank]} on {host()})"
+        times_s = f"{new.own_s:.3g} s a step, the others {new.others_s:.3g} s"
+        return [f"{who} is {new.factor:.1f} times slower than the others: its {new.part} takes {times_s}"]
+
+    def _told(self, verdict: HangVerdict, seen: Mapping[int, RankState], stacks: Mapping[int, str]) -> list[str]:
+        """Record a verdict. Returns its page."""
+        record = self._record
+        lines = one_page(verdict, seen, self.ranks, host(), record.carries if record is not None else lambda use: "")
+        if record is None:
+            return lines
+        path = record.write(whole(lines, stacks, datetime.now(UTC).isoformat(timespec="seconds")))
+        fields = {"cause": verdict.cause, "ranks": list(verdict.culprits), "host": host()}
+        positions = {str(rank): int(one.page.position) + 1 for rank, one in seen.items()}
+        record.event("hang", **fields, steps=positions, path=str(path or ""), problems=lines)
+        return [*lines, *([] if path is None else [f"  all stacks: {path}"])]
+
+    def _goes_on(self, now_s: float) -> list[str]:
+        """A sentence, if the ranks stood still before."""
+        if not self._hangs_s:
+            return []
+        seconds, self._hangs_s = now_s - self._hangs_s, 0.0
+        if self._record is not None:
+            self._record.event("hang_over", seconds=round(seconds, 1))
+        return [f"the ranks go on after {seconds:.0f} s"]
+
+
+def host() -> str:
+    """The name of this host."""
+    return socket.gethostname()
+
+
+def where_of(page: Page) -> str:
+    """Where a rank was, as a part of a sentence."""
+    if not 0 < page.position < ENDED:
+        return "before its first step" if page.position == 0 else "after its last step"
+    return f"in step {int(page.position) + 1}, in {doing(page)}"
+
+
+def _busy(before: ProcessState | None, now: ProcessState, seconds: float) -> float:
+    """The processors that a process has used since the last look."""
+    return 0.0 if before is None or seconds <= 0 else (now.cpu_s - before.cpu_s) / seconds
