@@ -115,6 +115,8 @@ def end(code: int | None = None) -> None:
 
 def end_now(error: BaseException) -> NoReturn:
     """Print an error and end this process at once, whatever its threads do. For a thread that watches the others."""
+    if OwnPage.current is not None:
+        OwnPage.current.fail(is_consequence=False)
     _write(_words(error))
     os._exit(code_of(error))
 

@@ -51,11 +51,11 @@ def daemons(mount: Path) -> list[int]:
     return [int(pid) for pid in found.stdout.split()]
 
 
-def trained(mount: Path, *words: str, resume: bool = False) -> subprocess.Popen[str]:
-    """A run on a host: with process numbers of its own, and its folder on this mount."""
+def trained(mount: Path, *words: str, resume: bool = False, apart: bool = True) -> subprocess.Popen[str]:
+    """A run with its folder on a mount; `apart`: on a host of its own, with process numbers of its own."""
     run, config = str(mount / "run"), str(ROOT / "configs" / "default.toml")
     given = ["--resume", run] if resume else [config, f"run.folder={run}", f"data.folder={mount.parent / 'data'}"]
-    host = ["unshare", "--pid", "--fork", "--kill-child"]
+    host = ["unshare", "--pid", "--fork", "--kill-child"] if apart else []
     command = [*host, sys.executable, "-m", "codescent", "train", *given, *TINY, *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=mount.parent)
 
@@ -98,7 +98,7 @@ def test_a_host_that_comes_back_writes_nothing_among_the_rows_of_its_successor(h
     begin_s = time.monotonic()
     said, _ = orphan.communicate(timeout=60)
     assert time.monotonic() - begin_s < LEASE_S + 5
-    assert orphan.returncode == 1
+    assert orphan.returncode == 1, said
     assert "writes this run now: this process ends, and writes nothing more" in said
     assert "Traceback" not in said
     before = rows(second)
@@ -110,3 +110,20 @@ def test_a_host_that_comes_back_writes_nothing_among_the_rows_of_its_successor(h
     steps = [row["step"] for row in run.read_metrics()]
     assert steps == list(range(1, len(steps) + 1))
     assert resumed(second)[0]["writer"] == 2
+
+
+def test_ranks_whose_disk_does_not_answer_end_within_their_lease(hosts: tuple[Path, Path]) -> None:
+    """F6. Fault: the side that does not see the run folder trains on, or hangs for ever."""
+    first, _ = hosts
+    run = trained(first, "train.num_steps=100000", "parallel.ranks=2", apart=False)
+    until(lambda: rows(first) > 20)
+    (daemon,) = daemons(first)
+    os.kill(daemon, signal.SIGSTOP)
+    begin_s = time.monotonic()
+    code = run.wait(60)
+    took_s = time.monotonic() - begin_s
+    os.kill(daemon, signal.SIGCONT)  # else the kernel may keep a process that has the output open
+    said, _ = run.communicate(timeout=60)
+    assert code == 1
+    assert f"does not answer for {LEASE_S} s: this process ends" in said
+    assert took_s < LEASE_S + 2 + 5, took_s
