@@ -113,6 +113,7 @@ def fake_world(rank: int, ranks: int, device: str) -> Iterator[world.World]:
             compare=lambda *_: Topology([0], 1),
             backends=lambda *_, **__: (dist.Backend.FAKE, None),
             code_digest=digest,
+            watch=lambda *_: None,
         ):
             one = world.World(this_rank, "auto", torch.get_num_threads(), 60.0)
         try:

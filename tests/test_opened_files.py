@@ -45,7 +45,8 @@ ROOMS_OWN = {"base/writing.py", "base/reading.py"}
 
 ALLOWED_TO_WRITE = {
     "api/words.py": 1,  # a temporary folder that only the user may enter
-    "base/progress.py": 1,  # a temporary file without a name, where the system has no memory of that kind
+    "base/memory_file.py": 1,  # a temporary file without a name, where the system has no memory of that kind
+    "base/stacks.py": 1,  # a file of memory of another rank, known by its inode
     "base/cause.py": 1,  # the launcher's own word: a file that it has named and made
     "base/durable.py": 1,  # a folder is opened for fsync
     "base/output.py": 1,  # /dev/null
@@ -60,6 +61,7 @@ ALLOWED_TO_WRITE = {
     "jobs/tested.py": 1,  # a temporary file that only the user may read
     "launch/agent.py": 1,  # the same
     "launch/once.py": 4,  # made with O_EXCL, opened through no link, and of this user alone
+    "launch/supervise.py": 1,  # a temporary folder that only the user may enter
     "launch/local.py": 2,  # a temporary folder that only the user may enter, and the files in it
     "measure/trial_runs.py": 2,  # a temporary folder that only the user may enter, and a file in it
     "own/profile.py": 1,  # by the descriptor of a folder that only the user may enter
@@ -76,6 +78,7 @@ ALLOWED_TO_WRITE = {
 ALLOWED_TO_READ = {
     "base/code_digest.py": 1,  # the package itself
     "base/cores.py": 4,  # /sys and /proc, here and below
+    "base/fallen.py": 1,
     "base/token.py": 1,  # a file that only the user may read
     "collectives/task.py": 2,  # a temporary folder that only the user may enter
     "doctor/facts.py": 3,

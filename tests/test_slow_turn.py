@@ -51,12 +51,13 @@ def test_changed_files_lead_to_tests_by_the_table() -> None:
 def test_the_table_has_each_room_and_leads_to_each_file_with_slow_tests() -> None:
     rooms = {path.stem for path in (ROOT / "codescent").iterdir() if path.stem[0] != "_" and path.stem != "py"}
     assert set(TABLE) == rooms
-    stems = [path.stem for path in (ROOT / "tests").glob("test_*.py")]
+    files = [path for folder in ("tests", "tests/faults") for path in (ROOT / folder).glob("test_*.py")]
+    stems = [path.stem for path in files]
     patterns = [pattern for row in TABLE.values() for pattern in row]
     assert [pattern for pattern in patterns if not any(fnmatch(stem, pattern) for stem in stems)] == []
     lines = (FOLDER / "listed.txt").read_text(encoding="utf-8").splitlines()
     has_slow = {Path(line.partition("::")[0]).stem for line in lines if not line.startswith("#")}
-    has_slow |= {stem for stem in stems if "mark.slow" in (ROOT / f"tests/{stem}.py").read_text(encoding="utf-8")}
+    has_slow |= {path.stem for path in files if "mark.slow" in path.read_text(encoding="utf-8")}
     has_slow -= {Path(__file__).stem}
     assert [stem for stem in has_slow if not any(fnmatch(stem, pattern) for pattern in patterns)] == []
 

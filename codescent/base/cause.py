@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from codescent.base.errors import UserError
+from codescent.base.fallen import fallen
 from codescent.base.progress import PROGRESS_FD
 from codescent.base.rank import Rank
 
@@ -98,7 +99,8 @@ def last_words(error: BaseException, env: Mapping[str, str]) -> list[str]:
     if getattr(error, "everywhere", False):
         return []
     if process.is_consequence:
-        return [f"codescent: {who()} ends as a consequence: another rank does not answer"]
+        what = fallen() or "another rank does not answer"
+        return [f"codescent: {who()} ends as a consequence: {what}"]
     return [f"codescent: {who()} has failed"]
 
 

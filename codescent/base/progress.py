@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from codescent.base.memory_file import file_of_memory
 from codescent.base.page import GroupUse, Page, Took
 
 PROGRESS_FD = "CODESCENT_PROGRESS_FD"
@@ -45,7 +46,9 @@ _AT_BEAT = _AT_DEATH + _MOMENT.size
 _AT_FAILURE = _AT_BEAT + _MOMENT.size
 _TOOK = struct.Struct("<q2d")  # steps, seconds of reading, of computing
 _AT_TOOK = _AT_FAILURE + _MOMENT.size
-_AT_GROUPS = _AT_TOOK + _TOOK.size
+_PROCESS = struct.Struct("<3q")  # process id, descriptor of the file for stacks, its inode
+_AT_PROCESS = _AT_TOOK + _TOOK.size
+_AT_GROUPS = _AT_PROCESS + _PROCESS.size
 _AT_SPENT = _AT_GROUPS + GROUPS * _GROUP.size
 PAGE_BYTES = _AT_SPENT + SECTIONS * _SPENT.size
 
@@ -88,6 +91,12 @@ class Pages:
             failed_s=failed_s,
             took=Took(*_TOOK.unpack_from(self.memory, start + _AT_TOOK)),
         )
+
+    def process(self, rank: int) -> tuple[int, int, int]:
+        """Of a rank that our launcher has not started: its process, its file for stacks, and the inode of this file. 0:
+        the rank has not come."""
+        pid, descriptor, inode = _PROCESS.unpack_from(self.memory, rank * PAGE_BYTES + _AT_PROCESS)
+        return pid, descriptor, inode
 
     def lose(self, rank: int, now_s: float) -> Page:
         """The launcher writes that a rank has died, and the others go on. Returns its page."""
@@ -212,6 +221,11 @@ class OwnPage:
         """This process was started for a rank that has died: from now on the rank lives."""
         _MOMENT.pack_into(self._memory, self._start + _AT_DEATH, 0.0)
 
+    def answers(self, pid: int, descriptor: int) -> None:
+        """Write for a supervisor that has not started this rank: its process, and its file for stacks."""
+        row = pid, descriptor, os.fstat(descriptor).st_ino
+        _PROCESS.pack_into(self._memory, self._start + _AT_PROCESS, *row)
+
     def beat(self) -> None:
         """Write that a thread of this rank has the GIL now."""
         _MOMENT.pack_into(self._memory, self._start + _AT_BEAT, time.monotonic())
@@ -245,16 +259,6 @@ def shared_memory(ranks: int) -> int:
 
 def _all_bytes(ranks: int) -> int:
     return ranks * PAGE_BYTES + FOLDER_BYTES + SLOWEST_BYTES
-
-
-def file_of_memory(name: str) -> int:
-    """A file without a path, which other processes get by its descriptor. The last one that closes it frees it."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create(name)
-    import tempfile  # noqa: PLC0415 - not on Linux
-
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
 
 
 def _text(stored: bytes) -> str:

@@ -9,6 +9,8 @@ import signal
 from collections.abc import Mapping
 from contextlib import suppress
 
+from codescent.base.memory_file import file_of_memory
+
 STACKS_FD = "CODESCENT_STACKS_FD"
 """Environment variable with the descriptor of the file, and its inode: a descendant may have another file there."""
 ASKS = signal.SIGURG
@@ -25,6 +27,23 @@ def listen(env: Mapping[str, str]) -> bool:
             faulthandler.register(ASKS, file=int(descriptor), all_threads=True, chain=False)
             return True
     return False
+
+
+def listen_on_own_file() -> int:
+    """The same, where no launcher has made a file: on one of this process. Returns its descriptor."""
+    descriptor = file_of_memory("codescent stacks")
+    faulthandler.register(ASKS, file=descriptor, all_threads=True, chain=False)
+    return descriptor
+
+
+def borrowed(pid: int, descriptor: int, inode: int) -> int | None:
+    """A descriptor of a file of memory that another process has open; None: it is not there, or is another file."""
+    with suppress(OSError):
+        found = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        if os.fstat(found).st_ino == inode:
+            return found
+        os.close(found)
+    return None
 
 
 def named(descriptor: int) -> str:

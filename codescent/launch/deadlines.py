@@ -46,6 +46,8 @@ class Deadlines:
             if page.position == ENDED:
                 continue
             steps, (before, seen_s) = int(page.position), self._last.get(rank, (int(page.position), now_s))
+            if rank not in self._last and page.took.steps > 1:  # steps before the first look
+                self._steps.append(page.took.work_s / page.took.steps)
             if steps > before:
                 self._steps.append((now_s - seen_s) / (steps - before))
             if steps != before or rank not in self._last:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from codescent.base.progress import file_of_memory
-from codescent.base.stacks import ASKS, STACKS_FD, named
+from codescent.base.memory_file import file_of_memory
+from codescent.base.stacks import ASKS, STACKS_FD, borrowed, named
 
 ANSWER_S, QUIET_S, LOOK_S = 1.0, 0.1, 0.02
 """Seconds in which a rank answers; after which an answer that does not grow is whole; between two looks."""
@@ -51,6 +51,12 @@ class Stacks:
         if rank not in self._files:
             self._files[rank] = file_of_memory(f"codescent stacks {rank}")
         return self._files[rank], {STACKS_FD: named(self._files[rank])}
+
+    def adopt(self, rank: int, pid: int, descriptor: int, inode: int) -> None:
+        """The file that a rank has made itself, which this process has not started."""
+        found = borrowed(pid, descriptor, inode)
+        if found is not None:
+            self._files[rank] = found
 
     def ask(self, pids: Mapping[int, int]) -> dict[int, str]:
         """The stacks of these ranks, by rank. A rank that does not answer in ANSWER_S is left out."""

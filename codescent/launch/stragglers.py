@@ -18,7 +18,7 @@ SLOWER = 1.5
 
 
 @dataclass(frozen=True)
-class Straggler:
+class SlowRank:
     """A rank that is slower than the others.
 
     Attributes:
@@ -47,12 +47,12 @@ class Stragglers:
     """
 
     def __init__(self) -> None:
-        self.current: Straggler | None = None
+        self.current: SlowRank | None = None
         self._base: dict[int, Took] = {}
         self._base_s = 0.0
         self._seen = (0, "", 0)  # rank and part of the slowest, and in how many windows in a row
 
-    def look(self, pages: Mapping[int, Page], now_s: float) -> Straggler | None:
+    def look(self, pages: Mapping[int, Page], now_s: float) -> SlowRank | None:
         """Take in what the pages say. Returns a straggler that was not one before."""
         took = {rank: page.took for rank, page in pages.items() if page.took.steps and not page.died_s}
         if took.keys() != self._base.keys():  # the first step, which compiles, is behind every rank
@@ -76,9 +76,9 @@ class Stragglers:
         self._base, self._base_s = took, now_s
 
 
-def _slowest(each: Mapping[int, Took], stages: Mapping[int, int]) -> Straggler | None:
+def _slowest(each: Mapping[int, Took], stages: Mapping[int, int]) -> SlowRank | None:
     """The rank that works longest for a step, relative to the others of its stage, if it is a straggler."""
-    found: list[Straggler] = []
+    found: list[SlowRank] = []
     for rank, own in each.items():
         others = [one for other, one in each.items() if other != rank and stages[other] == stages[rank]]
         if not others:
@@ -91,5 +91,5 @@ def _slowest(each: Mapping[int, Took], stages: Mapping[int, int]) -> Straggler |
                 "reading": (own.reading_s / own.steps, median(one.reading_s / one.steps for one in others)),
             }
             part = max(parts, key=lambda name: parts[name][0] - parts[name][1])
-            found.append(Straggler(rank, factor, part, *parts[part]))
+            found.append(SlowRank(rank, factor, part, *parts[part]))
     return max(found, key=lambda one: one.factor, default=None)

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from codescent.base import cause, output
 from codescent.base.errors import UserError
+from codescent.base.fallen import fallen
 from codescent.base.rank import Rank
 from codescent.coupling.lost_peer import is_lost_peer
 from codescent.launch import environment
@@ -91,6 +92,9 @@ class ErrorHook:
         self._before(kind, error, trace)
         self._ends(error, said=True)
         if failures is None or issubclass(kind, KeyboardInterrupt):
+            return
+        if is_lost_peer(error) and (words := fallen()):
+            output.warn(f"codescent: {cause.who(most_steps())} ends as a consequence: {words}")
             return
         mine = self._failure(error)
         try:

@@ -30,7 +30,7 @@ from codescent.base.early import StopAsked, may_end
 from codescent.base.ending import FREE_S, fail, within
 from codescent.base.errors import RunFailed, UserError
 from codescent.base.parent import end_with_parent
-from codescent.base.progress import PREPARATION, OwnPage, Pages
+from codescent.base.progress import ENDED, PREPARATION, OwnPage, Pages
 from codescent.base.ranges import Recording, begins, know_groups, named_collective
 from codescent.base.rank import Rank
 from codescent.base.stopwatch import waiting
@@ -47,6 +47,7 @@ from codescent.strategies.collectives import abort_groups
 from codescent.train.devices import IN_CONFIG, backends, choose_device, refusal, versions
 from codescent.train.messages import Messages
 from codescent.train.torch_store import TorchStore, open_agent
+from codescent.train.watched import watch
 
 T = TypeVar("T")
 
@@ -131,6 +132,8 @@ class World:
         self.pages = Pages.of(os.environ, this_rank.world_size) if is_local(this_rank) else None
         if (pages := self.pages or Pages.of(os.environ, this_rank.world_size)) is not None:
             OwnPage(pages, this_rank.rank).begin()
+        else:
+            watch(this_rank, self.store, self.leaders)
         self.mesh = Mesh(dp_replicate=this_rank.world_size)
         self.groups: dict[str, dist.ProcessGroup] = {}
         self.servers: dist.ProcessGroup | None = None
@@ -326,6 +329,8 @@ class World:
         `alone`: perhaps no other rank calls it, so NCCL's are given up instead, when this rank's messages have ended or
         FREE_S is over. gloo's wait for nobody.
         """
+        if not alone:
+            self.at(ENDED)
         OwnPage.current = None
         self.groups.clear()
         gc.collect()  # free groups that reference cycles still hold, so that their threads end

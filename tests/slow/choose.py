@@ -81,7 +81,7 @@ def rooms_of(files: Iterable[str]) -> list[str]:
 def affected(files: Sequence[str], names: Iterable[str], table: Mapping[str, Sequence[str]]) -> list[str]:
     """Of `names`, the tests of rooms with a changed file, and of test files that have changed themselves."""
     patterns = [pattern for room in rooms_of(files) for pattern in table.get(room, ())]
-    changed = {Path(file).stem for file in files if file.startswith("tests/test_")}
+    changed = {Path(file).stem for file in files if file.startswith(("tests/test_", "tests/faults/test_"))}
     stems = {name: Path(name.partition("::")[0]).stem for name in names}
     return [
         name for name, stem in stems.items() if stem in changed or any(fnmatch(stem, pattern) for pattern in patterns)

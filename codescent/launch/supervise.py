@@ -1,0 +1,95 @@
+"""In: the memory with the pages of ranks that torchrun, srun or mpirun has started. Out: what their supervisor says.
+Starts and ends no rank. It ends when the last rank of its host has ended, so that no launcher waits for it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from codescent.base.output import warn
+from codescent.base.progress import ENDED, Pages
+from codescent.base.writing import remove_empty
+from codescent.launch.hang_record import HangRecord
+from codescent.launch.process_state import state_of
+from codescent.launch.stacks import Stacks
+from codescent.launch.supervisor import Supervisor, host, where_of
+
+LOOK_EVERY_S, END_EVERY_S = 1.0, 0.2
+"""Seconds between two looks at the pages, and between two looks whether the ranks have ended."""
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP)
+"""Signals for the ranks, which a launcher may send to all processes of a job."""
+
+
+def main(words: Sequence[str]) -> int:
+    """Watch until all ranks of this host have ended. Words: ranks, ranks of this host, descriptor of the pages."""
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    world, local, descriptor = map(int, words)
+    spare = Path(tempfile.mkdtemp(prefix="codescent-hang-"))
+    try:
+        _RanksOfHost(Pages(descriptor, world), local, spare).watch()
+    finally:
+        with suppress(OSError):  # a verdict is in it
+            remove_empty(spare)
+    return 0
+
+
+class _RanksOfHost:
+    """The ranks of this host, which are not children of this process."""
+
+    def __init__(self, pages: Pages, local: int, spare: Path) -> None:
+        self.pages, self.local, self.stacks = pages, local, Stacks()
+        self.pids: dict[int, int] = {}
+        self.ended: set[int] = set()
+        self.named = False
+        self.supervisor = Supervisor(
+            pages, pages.ranks, stacks=self.stacks, record=HangRecord(pages, spare), is_whole=local == pages.ranks
+        )
+
+    def watch(self) -> None:
+        """Look again and again."""
+        look_s = 0.0
+        while not self.pids or len(self.ended) < len(self.pids):
+            self._find()
+            if not self.pids:
+                return  # the ranks have parted before this process could look
+            self._collect()
+            if time.monotonic() >= look_s:
+                look_s = time.monotonic() + LOOK_EVERY_S
+                running = {rank: pid for rank, pid in self.pids.items() if rank not in self.ended}
+                warn(*(f"codescent: {line}" for line in self.supervisor.look(running)))
+            time.sleep(END_EVERY_S)
+
+    def _find(self) -> None:
+        """Learn the processes of ranks that have come."""
+        if len(self.pids) == self.local:
+            return
+        for rank in range(self.pages.ranks):
+            pid, descriptor, inode = self.pages.process(rank)
+            if pid and rank not in self.pids:
+                self.pids[rank] = pid
+                self.stacks.adopt(rank, pid, descriptor, inode)
+
+    def _collect(self) -> None:
+        """Note the ranks that have ended. Name the first one that ended without a word."""
+        for rank, pid in self.pids.items():
+            if rank in self.ended or state_of(pid).word != "gone":
+                continue
+            self.ended.add(rank)
+            page = self.pages.read(rank)
+            if page.position == ENDED or page.failed_s:
+                self.named |= page.failed_s > 0  # it has printed its error
+            elif not self.named:
+                self.named = True
+                how = f"has ended {where_of(page)}, without an error of its own: it was killed, or the script left"
+                warn(f"codescent: rank {rank} of {self.pages.ranks} (pid {pid} on {host()}) {how}")
+                self.supervisor.record_crash(rank, pid, how)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
