@@ -97,7 +97,7 @@ def test_a_host_that_comes_back_writes_nothing_among_the_rows_of_its_successor(h
         os.kill(pid, signal.SIGCONT)
     begin_s = time.monotonic()
     said, _ = orphan.communicate(timeout=60)
-    assert time.monotonic() - begin_s < LEASE_S + 5
+    assert time.monotonic() - begin_s < LEASE_S + 25  # 2 s on an idle machine
     assert orphan.returncode == 1, said
     assert "writes this run now: this process ends, and writes nothing more" in said
     assert "Traceback" not in said
@@ -126,4 +126,4 @@ def test_ranks_whose_disk_does_not_answer_end_within_their_lease(hosts: tuple[Pa
     said, _ = run.communicate(timeout=60)
     assert code == 1
     assert f"does not answer for {LEASE_S} s: this process ends" in said
-    assert took_s < LEASE_S + 2 + 5, took_s
+    assert took_s < LEASE_S + 25, took_s  # 6 s on an idle machine
