@@ -320,6 +320,7 @@ def test_every_section_is_in_the_schema() -> None:
         "optimizer",
         "parallel",
         "checkpoint",
+        "survive",
         "log",
         "profile",
     ]

@@ -246,8 +246,8 @@ def test_a_finished_run_names_the_command_that_continues_it(
 
 
 def content(run: RunFolder) -> dict[str, tuple[bytes, int]]:
-    """The bytes and the time of each file of a run folder, except the lock."""
-    files = [path for path in run.path.rglob("*") if path.is_file() and path.name != ".writer"]
+    """The bytes and the time of each file of a run folder, except the lock and the lease."""
+    files = [path for path in run.path.rglob("*") if path.is_file() and not path.name.startswith((".writer", ".lease"))]
     return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
 

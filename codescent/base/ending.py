@@ -113,6 +113,14 @@ def end(code: int | None = None) -> None:
         os._exit(code_of(_failure.error) if code is None else code)
 
 
+def end_now(error: BaseException) -> NoReturn:
+    """Print an error and end this process at once, whatever its threads do. For a thread that watches the others."""
+    if OwnPage.current is not None:
+        OwnPage.current.fail(is_consequence=False)
+    _write(_words(error))
+    os._exit(code_of(error))
+
+
 def end_by(error: BaseException) -> None:
     """Print an error as the interpreter does, and end this process, if an error ends this rank; otherwise return."""
     cause.write_error_file(error, os.environ)

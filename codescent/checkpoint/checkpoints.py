@@ -58,6 +58,9 @@ class Checkpoints:
         keep_last: number of newest checkpoints that are not deleted, at least 1.
         keep_best: True: the checkpoint with the lowest validation loss is not deleted either.
         of_run: the folder is one of a run, so it may be no link (base/writing.py). Else the user has named it.
+
+    Attributes:
+        may_commit: is called by rank 0 before a checkpoint gets its name. It raises an error, if it must not.
     """
 
     def __init__(self, folder: Path, keep_last: int, keep_best: bool, *, of_run: bool = False) -> None:
@@ -67,6 +70,7 @@ class Checkpoints:
         self.keep_last = keep_last
         self.keep_best = keep_best
         self.of_run = of_run
+        self.may_commit: Callable[[], object] = object
 
     def save(
         self,
@@ -90,7 +94,7 @@ class Checkpoints:
         Returns the folder. Raises CheckpointError on every rank: the disk is full, or the file system failed. Older
         checkpoints stay.
         """
-        writer = CheckpointWriter(self.folder, step, dict(state), validation_loss, self._within)
+        writer = CheckpointWriter(self.folder, step, dict(state), validation_loss, self._within, self.may_commit)
         try:
             writer.write(tensors)
         except (CheckpointError, RanksFailed) as error:  # every rank has finished writing

@@ -10,7 +10,7 @@ import math
 import os
 import socket
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import FileIO
@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.planner import ReadItem, TensorWriteData, Writ
 from codescent.base import writing
 from codescent.base.agreement import decided, rank
 from codescent.base.durable import write_synced
+from codescent.base.errors import UserError
 from codescent.base.published import begin, commit
 from codescent.base.reading import open_unbuffered
 from codescent.base.safetensors_header import encode_header
@@ -93,11 +94,19 @@ class CheckpointWriter:
         step: the step to save, equal on every rank.
         state, validation_loss: values for the manifest.
         within: `folder`, or a folder above it that the user has named.
+        may_commit: is called by rank 0 before the folder gets its name. It raises UserError if it must not.
     """
 
     def __init__(
-        self, folder: Path, step: int, state: dict[str, Any], validation_loss: float | None, within: Path
+        self,
+        folder: Path,
+        step: int,
+        state: dict[str, Any],
+        validation_loss: float | None,
+        within: Path,
+        may_commit: Callable[[], object] = object,
     ) -> None:
+        self._may_commit = may_commit
         self.final = folder / f"step_{step:08d}"
         save_id = os.urandom(4).hex()
         self._order = SaveOrder(folder / f".partial_{self.final.name}_{save_id}", within, step, save_id, 0)
@@ -187,6 +196,10 @@ class CheckpointWriter:
                 raise CheckpointError(f"{order.folder / name}: {size:,} bytes, expected {expected.size_bytes:,}")
         manifest = Manifest(order.step, order.save_id, self._validation_loss, self._state, files, tensors)
         write_synced(order.folder / MANIFEST, stored.encode_manifest(manifest), within=order.within)
+        try:
+            self._may_commit()
+        except UserError as error:
+            raise CheckpointError(*error.problems) from error
         if self.final.exists():  # rename replaces empty folders only. The set-aside folder still counts as a checkpoint
             if replaced.exists():
                 discard(replaced, order.within)

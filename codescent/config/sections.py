@@ -406,6 +406,17 @@ class Checkpoint(Section):
     )
 
 
+class Survive(Section):
+    """What a run does where ranks, hosts or disks fail (`codescent docs faults`)."""
+
+    lease_s: float = key(
+        30.0,
+        "seconds after which another host may write the run, if the host that writes it is cut off; that one then ends",
+        ge=1,
+        le=3600,
+    )
+
+
 class Log(Section):
     """What is printed and logged."""
 
@@ -465,6 +476,7 @@ class Config(BaseModel):
     optimizer: Optimizer = Optimizer()
     parallel: Parallel = Parallel()
     checkpoint: Checkpoint = Checkpoint()
+    survive: Survive = Survive()
     log: Log = Log()
     profile: Profile = Profile()
 

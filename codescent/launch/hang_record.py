@@ -4,6 +4,7 @@ Does not print (local.py does). Without a run folder, such as that of an own loo
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,8 @@ from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.base.page import GroupUse
 from codescent.base.progress import Pages
+from codescent.launch.hang_writer import HANG, write_apart
 from codescent.record import RunFolder
-
-HANG = "hang.txt"
 
 
 class HangRecord:
@@ -22,43 +22,44 @@ class HangRecord:
 
     Args:
         pages: have the path of the run folder, once a rank knows it.
-        spare: a folder for hang.txt, if there is no run folder.
+        spare: a folder for hang.txt, if there is no run folder, or its disk does not answer.
     """
 
     def __init__(self, pages: Pages, spare: Path) -> None:
         self._pages, self._spare = pages, spare
         self._texts: list[str] = []
+        self._silent = False  # whether the disk of the run folder does not answer
 
-    @property
-    def folder(self) -> RunFolder | None:
-        """The run folder; None: there is none."""
-        path = self._pages.folder
-        with suppress(UserError):
-            return RunFolder.open(path) if path else None
-        return None
+    def look(self) -> None:
+        """Read the plan, as soon as there is one: later the disk may not answer."""
+        _purposes(self._pages.folder)
 
-    def write(self, text: str) -> Path | None:
-        """Add a verdict to hang.txt. Returns its path; None: it cannot be written."""
+    def write(self, text: str, event: Mapping[str, Any]) -> Path | None:
+        """Add a verdict to hang.txt, and an event to the run folder. Returns the path; None: it cannot be written."""
         self._texts.append(text)
-        folder = self.folder
-        path = (self._spare if folder is None else folder.path) / HANG
+        content = "\n".join(self._texts)
+        if self._apart(content, event):
+            return Path(self._pages.folder) / HANG
         with suppress(OSError):
-            replace_file(path, "\n".join(self._texts))
-            return path
+            replace_file(self._spare / HANG, content)
+            return self._spare / HANG
         return None
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append an event to the run folder."""
-        folder = self.folder
-        if folder is not None:
-            with suppress(UserError):  # the disk is full: the page is on the console
-                folder.event(kind, **fields)
+        self._apart("", {"kind": kind, **fields})
 
     def carries(self, use: GroupUse) -> str:
         """What the plan of the run says that a collective carries."""
         found = _purposes(self._pages.folder).get((use.kind, use.axis), {})
         exact = [what for what, sizes in found.items() if use.size_bytes in sizes]
         return ", or ".join(exact or found)
+
+    def _apart(self, text: str, event: Mapping[str, Any]) -> bool:
+        folder = self._pages.folder
+        done = write_apart(folder, text, event) if folder and not self._silent else False
+        self._silent |= done is None
+        return bool(done)
 
 
 @functools.cache

@@ -24,6 +24,7 @@ from codescent.base.progress import ENDED, PROGRESS_FD, Pages, shared_memory
 from codescent.base.stopping import EXIT_FILE, SAVING, STOPPING, exit_code_of, reported
 from codescent.base.token import TOKEN
 from codescent.base.writing import remove_folder
+from codescent.launch.endings import Endings
 from codescent.launch.environment import LATE, STORE_FD
 from codescent.launch.group import Group
 from codescent.launch.hang_record import HangRecord
@@ -134,7 +135,7 @@ class _Ranks:
         self._stacks, self._stopped = Stacks(), stopped
         self._kills = deque([memory_kills()], maxlen=KEPT_COUNTS)  # a killed process ends some seconds later
         self._processes: dict[int, subprocess.Popen[bytes]] = {}  # by rank
-        self._output = RankOutput()
+        self._output, self._endings = RankOutput(), Endings()
         self._port = 0
         self._restarts: Counter[int] = Counter()  # how often a rank was started again
         self._ended: set[int] = set()
@@ -179,7 +180,7 @@ class _Ranks:
         for rank, process in self._processes.items():
             if rank not in self._ended:
                 _kill_group(process)
-                process.wait()
+                self._endings.wait(process)
         os.close(self._progress)
         self._stacks.close()
         self._others.close()
@@ -291,7 +292,7 @@ class _Ranks:
         """Record the ranks that have ended. At the first failure schedule the stop of the others."""
         again: list[int] = []
         for rank, process in self._processes.items():
-            if rank in self._ended or (code := process.poll()) is None:
+            if rank in self._ended or (code := self._endings.code(process)) is None:
                 continue
             self._ended.add(rank)
             _kill_group(process)  # processes that the rank started

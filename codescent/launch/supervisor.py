@@ -98,6 +98,8 @@ class Supervisor:
         self.stuck = halted
         now_s = time.monotonic()
         self._since_s = {rank: self._since_s.get(rank, now_s) for rank in halted}
+        if self._record is not None:
+            self._record.look()
         return said + self._hang(running, now_s)
 
     def overdue(self) -> list[int]:
@@ -215,10 +217,10 @@ class Supervisor:
         lines = one_page(verdict, seen, self.ranks, record.carries if record is not None else lambda use: "")
         if record is None:
             return lines
-        path = record.write(whole(lines, stacks, datetime.now(UTC).isoformat(timespec="seconds")))
         fields = {"cause": verdict.cause, "ranks": list(verdict.culprits), "host": host()}
         positions = {str(rank): int(one.page.position) + 1 for rank, one in seen.items()}
-        record.event("hang", **fields, steps=positions, path=str(path or ""), problems=lines)
+        event = {"kind": "hang", **fields, "steps": positions, "problems": lines}
+        path = record.write(whole(lines, stacks, datetime.now(UTC).isoformat(timespec="seconds")), event)
         return [*lines, *([] if path is None else [f"  all stacks: {path}"])]
 
     def _goes_on(self, now_s: float) -> list[str]:

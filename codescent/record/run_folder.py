@@ -27,6 +27,7 @@ from codescent.record.beginning import CHECKPOINTS as CHECKPOINTS
 from codescent.record.beginning import CONFIG as CONFIG
 from codescent.record.beginning import JOBS as JOBS
 from codescent.record.corpora import columns_of
+from codescent.record.lease import CLOCK, LEASE_S, Lease
 from codescent.record.lines import append, forward, user_errors
 from codescent.record.rows import METRICS_CSV, METRICS_JSONL, Rows, json_line, strict
 
@@ -100,11 +101,17 @@ class RunFolder:
         self._rows = Rows(path, self.columns, INTEGERS)
         self._memory = memory.Changes(path)
         self._held: list[int] = []  # open descriptors of the folder and the lock file, while this process writes
+        self._lease: Lease | None = None
 
     @property
     def checkpoints(self) -> Path:
         """The folder of the run's checkpoints."""
         return self.path / CHECKPOINTS
+
+    @property
+    def writer(self) -> int:
+        """The number of this process among all that have written the run, from 1; 0: it has no lease."""
+        return 0 if self._lease is None else self._lease.generation
 
     @property
     def tokenizer(self) -> Path:
@@ -166,10 +173,27 @@ class RunFolder:
             writer = os.read(descriptor, 64).decode(errors="replace").strip() or "another process"
             os.close(descriptor)
             raise UserError(f"{self.path}: is being written by {writer}: wait for its end, or stop it") from error
+        except OSError:  # a file system without locks: `lease` is left
+            pass
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
         with user_errors(self.path):
             self._held = [os.open(self.path, os.O_RDONLY | os.O_DIRECTORY), descriptor]
+
+    def lease(self, lost: Callable[[str], object], lease_s: float = LEASE_S) -> None:
+        """Be the only writer of this run, on all hosts, until `release`.
+
+        Where `hold` does not reach (another host, a file system without locks), this waits until the lease of the
+        writer before has ended. From now on each write first makes sure that no other process has taken the run.
+
+        Args:
+            lost: ends this process, with a sentence: see Lease.
+            lease_s: seconds for which a lease holds, without a renewal.
+
+        Raises:
+            UserError: another process writes it.
+        """
+        self._lease = Lease(self.path, lost, lease_s)
 
     def delete_unused(self) -> None:
         """Delete the folder that this process has created, if it has no event: the run was refused before it began.
@@ -182,6 +206,8 @@ class RunFolder:
 
     def release(self) -> None:
         """Unlock this run."""
+        if self._lease is not None:
+            self._lease.release()
         while self._held:
             os.close(self._held.pop())
 
@@ -320,11 +346,17 @@ class RunFolder:
         """The current path of the folder. If the folder was renamed during the run, writes an event "moved".
 
         Raises UserError: the folder was deleted, or is being deleted. It is not created again.
+        Raises RunFailed: another process writes the run.
         """
         if self._held and not self._is_at(self.path):
             before, self.path = self.path, self._renamed()
             self._rows.folder = self.path
+            if self._lease is not None:
+                self._lease.follow(self.path)
             self.event("moved", before=str(before), after=str(self.path))
+        lease = self._lease
+        if lease is not None and (time.clock_gettime(CLOCK) > lease.ends_s or not os.path.lexists(lease.path)):
+            lease.check()
         return self.path
 
     def _renamed(self) -> Path:

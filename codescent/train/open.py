@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from codescent import tasks
 from codescent.base.agreement import together
-from codescent.base.errors import UserError
+from codescent.base.ending import end_now
+from codescent.base.errors import RunFailed, UserError
 from codescent.base.output import copy_to, warn
 from codescent.base.progress import OwnPage
 from codescent.base.rank import Rank
@@ -257,7 +258,7 @@ def open_run(
     def open_folder_() -> list[Any]:
         held = folder or RunFolder.create(path, to_toml(effective(config)), plan.to_json())
         changes = {} if folder is None else _changes(config, plan, dataset, folder)
-        held.hold()
+        _become_writer(held, world, config.survive.lease_s)
         opened.append(held)
         # A failed run resumes before its bad weights only with a changed update: the old one would fail again.
         return [held.read_environment(), changes, ruined_step(held) if changes else None, ended_at(held)]
@@ -275,6 +276,7 @@ def open_run(
         run = OpenRun(
             config, plan, dataset, world, path, held, chosen, checkpoints, saved, base, resume, changes, ended
         )
+        checkpoints.may_commit = run.follow
         _check_saved(run)
         if OwnPage.current is not None:
             OwnPage.current.pages.folder = str(path.absolute())
@@ -283,6 +285,17 @@ def open_run(
         close_folder(held, is_new=not resume)
         raise
     return run
+
+
+def _become_writer(folder: RunFolder, world: World, lease_s: float) -> None:
+    """Let this process alone write the run. If it loses the run, it ends: the other ranks would wait for it. Alone it
+    only says so, because it may be a notebook's process, and the next write raises an error."""
+    folder.hold()
+    try:
+        folder.lease(lambda why: warn(why) if world.this_rank.world_size == 1 else end_now(RunFailed(why)), lease_s)
+    except BaseException:
+        folder.release()
+        raise
 
 
 def _keep_output(path: Path, this_rank: Rank) -> None:

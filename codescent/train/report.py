@@ -160,7 +160,7 @@ class Report:
             removed += map(str, run.checkpoints.delete_after(step))
             run.folder.rewind(step)
             run.folder.write_config(to_toml(effective(run.config)), run.plan.to_json())
-        self._event("resume", step=step, **({"changes": run.changes, "removed": removed} if run.changes else {}))
+        self._first_event("resume", **({"changes": run.changes, "removed": removed} if run.changes else {}))
         where = f"{run.saved.path} at step {step}" if run.saved is not None else "step 0: there is no good checkpoint"
         self.display.say(f"resumed from {where}")
         for key, (before, now) in run.changes.items():
@@ -177,10 +177,10 @@ class Report:
             weights = open_folder(weights_place(named), run.plan.model)
             self._keep_controls(weights.path)
             origin, lines = read_weights(run, weights)
-            self._event("start", step=0, weights=origin)
+            self._first_event("start", weights=origin)
         else:
             lines = drawn_weights(run)
-            self._event("start", step=0)
+            self._first_event("start")
         for line in lines:
             self.display.say(line)
 
@@ -407,6 +407,10 @@ class Report:
         for line in self.predicted.end():
             self.display.say(line)
         self._event("end", step=step)
+
+    def _first_event(self, kind: str, **fields: Any) -> None:
+        writer = 0 if self.run.folder is None else self.run.folder.writer
+        self._event(kind, step=self.run.first_step, writer=writer, **fields)
 
     def _event(self, kind: str, **fields: Any) -> None:
         if self.run.folder is not None:

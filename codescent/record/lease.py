@@ -1,0 +1,276 @@
+"""In: a run folder. Out: the right to write it, held by one process at a time, where locks of files do not reach, too.
+Does not write the run (run_folder.py asks before each write) and does not end the process (it calls `lost`).
+
+The folder has one file `.lease-N`: N is the generation of the run's writer. Who renames it to N + 1 is the next writer,
+and a rename succeeds for one process only. So a writer whose file has gone has lost the run, and must not write.
+A holder renews its file. If it was not renewed for its time, another process may take it (Gray and Cheriton 1989,
+"Leases: an efficient fault-tolerant mechanism for distributed file cache consistency"). Times are differences on the
+clock of one machine, so no clocks need to agree."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from codescent.base import writing
+from codescent.base.durable import replace_file
+from codescent.base.errors import RunFailed, UserError
+from codescent.base.output import warn
+from codescent.base.reading import read_bytes
+from codescent.record.lines import user_errors
+
+LEASE_S = 30.0
+"""Seconds for which a lease holds."""
+CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""It goes on while the machine sleeps, where the system has such a clock."""
+MOST_S = 3600.0
+"""No lease holds for longer."""
+RENEWALS = 3
+"""Renewals in the time of a lease."""
+GRACE_S = 2.0
+"""Seconds after the end of a lease: who has lost it ends within them, who takes it waits for them."""
+SEEN_S = 0.2
+"""Seconds in which a folder answers that can be reached."""
+CONTENT_BYTES = 512
+_NAME = re.compile(r"\.lease-(\d{1,9})")
+_BOOT, _SPACE = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who writes a run.
+
+    Attributes:
+        process, host: process id and name of its machine.
+        machine: identifies a start of the machine, and the numbers of its processes; "": unknown.
+        started_s: when the process has started, as its machine counts.
+        lease_s: for how long its lease holds.
+        renewals: how often it has renewed its lease.
+        released: whether it has ended, and has given up its lease.
+    """
+
+    process: int
+    host: str
+    machine: str
+    started_s: float
+    lease_s: float
+    renewals: int = 0
+    released: bool = False
+
+    @classmethod
+    def this(cls, lease_s: float) -> Holder:
+        """This process."""
+        started_s = psutil.Process().create_time()
+        return cls(os.getpid(), platform.node(), _machine(), started_s, lease_s)
+
+    def is_gone(self) -> bool:
+        """Whether it has ended, as far as this machine can know."""
+        if self.released:
+            return True
+        if not self.machine or self.machine != _machine():
+            return False
+        try:
+            return bool(psutil.Process(self.process).create_time() != self.started_s)
+        except psutil.NoSuchProcess:
+            return True
+        except psutil.Error:
+            return False
+
+    def __str__(self) -> str:
+        return f"process {self.process} on {self.host}"
+
+
+UNKNOWN = Holder(0, "another machine", "", 0.0, LEASE_S)
+
+
+class Lease:
+    """A lease of a run folder, from the moment that this process has it.
+
+    Args:
+        folder: of the run.
+        lease_s: for how long it holds without a renewal.
+        lost: is called by a thread, with a sentence, when the lease is lost and the process has not given it up
+            GRACE_S later: it must end the process.
+
+    Attributes:
+        generation: the number of this writer, from 1.
+        path: the file of this lease.
+        ends_s: when the lease ends, on CLOCK.
+
+    Raises:
+        UserError: another process holds it, or the file system refuses it.
+    """
+
+    def __init__(self, folder: Path, lost: Callable[[str], object], lease_s: float = LEASE_S) -> None:
+        self.folder, self.lease_s, self._lost = folder, lease_s, lost
+        self._holder, self.generation, self.ends_s, self.path = Holder.this(lease_s), 0, 0.0, folder
+        self._released, self._guard = threading.Event(), threading.Lock()
+        with user_errors(folder):
+            found = _newest(folder)
+            if found is not None and not found[1].is_gone():
+                self._await_end(*found)
+            self._become(0 if found is None else found[0])
+        for name, act in (("renew", self._renew_often), ("watch", self._watch)):
+            threading.Thread(target=act, name=f"codescent lease: {name}", daemon=True).start()
+
+    def follow(self, folder: Path) -> None:
+        """The run folder was renamed."""
+        with self._guard:
+            self.folder, self.path = folder, folder / self.path.name
+
+    def check(self) -> None:
+        """Make sure that this process may write now. Raises RunFailed: another one writes the run."""
+        with self._guard, user_errors(self.folder):
+            if not self._released.is_set() and self._is_over():
+                self._renew()
+            if not os.path.lexists(self.path):
+                raise self._taken()
+
+    def release(self) -> None:
+        """Give up the lease: another process may take it at once."""
+        self._released.set()
+        with self._guard, suppress(OSError, UserError):
+            self._write(released=True)
+
+    def _await_end(self, generation: int, holder: Holder) -> None:
+        """Wait until a lease has not been renewed for its time. Raises UserError: it is renewed."""
+        waits_s = holder.lease_s + GRACE_S
+        end_s, said_s = _now_s() + waits_s, _now_s() + holder.lease_s / RENEWALS
+        while _now_s() < end_s:
+            time.sleep(min(0.2, holder.lease_s / 10))
+            if (now := _newest(self.folder)) == (generation, holder):
+                if _now_s() > said_s:
+                    warn(f"{self.folder}: {holder} has written this run and may still do: wait {waits_s:g} s")
+                    said_s = end_s
+                continue
+            if now is not None and now[0] == generation and now[1].released:
+                return
+            raise UserError(f"{self.folder}: is being written by {holder}: wait for its end, or stop it")
+
+    def _become(self, before: int) -> None:
+        """Become the writer after the one of this number. Raises RunFailed: another process has become it."""
+        after = self.folder / _name(before + 1)
+        try:
+            if before:
+                writing.move(self.folder / _name(before), after)
+            else:
+                writing.open_new(after).close()
+        except (FileNotFoundError, FileExistsError):
+            raise self._taken() from None
+        self.generation, self.path, begin_s = before + 1, after, _now_s()
+        replace_file(self.path, self._content())  # a writer of before that has the file open does not reach this one
+        self.ends_s = begin_s + self.lease_s
+        found = _newest(self.folder)
+        if found is None or found[0] != self.generation:  # this process was stopped for so long
+            with suppress(OSError):
+                writing.remove_file(self.path, missing_ok=True)
+            raise self._taken()
+
+    def _renew_often(self) -> None:
+        while not self._released.wait(self.lease_s / RENEWALS):
+            with self._guard, suppress(OSError, UserError):  # `_watch` ends the process, if none succeeds
+                if not self._released.is_set():
+                    self._renew()
+
+    def _renew(self) -> None:
+        """Renew the lease. If it has ended meanwhile (this process was stopped), take it again, if nobody else has.
+
+        Raises RunFailed: another process has it. Raises OSError: the folder cannot be reached.
+        """
+        if self._is_over():
+            self._become(self.generation)
+        else:
+            self._write()
+
+    def _write(self, *, released: bool = False) -> None:
+        begin_s = _now_s()
+        self._holder = replace(self._holder, renewals=self._holder.renewals + 1, released=released)
+        try:
+            with writing.open_own(self.path) as file:
+                file.write(self._content())
+        except FileNotFoundError:
+            raise self._taken() from None
+        self.ends_s = begin_s + self.lease_s
+
+    def _content(self) -> bytes:
+        """One line. Its length does not change: whoever reads while it is written anew gets the old or the new one."""
+        return json.dumps(asdict(self._holder)).ljust(CONTENT_BYTES - 1).encode() + b"\n"
+
+    def _watch(self) -> None:
+        """End the process if its lease has ended, and could not be renewed."""
+        while not self._released.wait(max(0.05, self.ends_s - _now_s())):
+            if not self._is_over():
+                continue
+            if self._released.wait(GRACE_S) or not self._is_over():
+                continue  # renewed: this process was only stopped for a time
+            return self._say_lost()
+
+    def _is_over(self) -> bool:
+        return _now_s() > self.ends_s
+
+    def _say_lost(self) -> None:
+        said: list[str] = []
+        look = threading.Thread(
+            target=lambda: said.append(str(self._taken())), daemon=True
+        )  # the folder may not answer
+        look.start()
+        look.join(SEEN_S)
+        self._lost(said[0] if said else f"{self.folder}: does not answer for {self.lease_s:g} s: this process ends")
+
+    def _taken(self) -> RunFailed:
+        """An error that says who has the lease."""
+        now = None
+        with suppress(OSError):
+            now = _newest(self.folder)
+        who = "another process" if now is None or now[0] <= self.generation else f"{now[1]}"
+        return RunFailed(f"{self.folder}: {who} writes this run now: this process ends, and writes nothing more")
+
+
+def _newest(folder: Path) -> tuple[int, Holder] | None:
+    """The number of the newest writer of a run, and who it is; None: it had none. Raises OSError."""
+    numbers = [int(match[1]) for one in folder.iterdir() if (match := _NAME.fullmatch(one.name))]
+    if not numbers:
+        return None
+    newest = max(numbers)
+    try:
+        return newest, _holder(read_bytes(folder / _name(newest), CONTENT_BYTES))
+    except FileNotFoundError:  # renamed meanwhile
+        return _newest(folder)
+
+
+def _holder(content: bytes) -> Holder:
+    """Who has written a lease. UNKNOWN: it is made now, or not by this program."""
+    try:
+        holder = Holder(**json.loads(content))
+    except (ValueError, TypeError, RecursionError):
+        return UNKNOWN
+    kinds = {"process": int, "host": str, "machine": str, "renewals": int, "released": bool}
+    numbers = all(isinstance(value, (int, float)) for value in (holder.started_s, holder.lease_s))
+    fits = numbers and all(isinstance(getattr(holder, name), kind) for name, kind in kinds.items())
+    return holder if fits and 0 < holder.lease_s <= MOST_S else UNKNOWN
+
+
+def _name(generation: int) -> str:
+    return f".lease-{generation}"
+
+
+def _machine() -> str:
+    """Identifies a start of this machine, and the numbers of its processes: containers have their own."""
+    try:
+        return f"{read_bytes(_BOOT, 64).decode().strip()} {_SPACE.readlink()}"
+    except OSError:
+        return ""
+
+
+def _now_s() -> float:
+    return time.clock_gettime(CLOCK)

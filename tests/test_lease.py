@@ -1,0 +1,152 @@
+"""In: processes that write one run folder. Out: one of them writes at a time, and the others know it.
+Does not train: test_train_resume.py does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from codescent.base.errors import RunFailed, UserError
+from codescent.record import lease as module
+from codescent.record.lease import Holder, Lease
+
+pytestmark = pytest.mark.timeout(60)
+WRITER = """
+import os, sys, time
+from pathlib import Path
+from codescent.record.lease import Lease
+def lost(why):
+    print("lost", why, flush=True)
+    os._exit(7)
+lease = Lease(Path(sys.argv[1]), lost, float(sys.argv[2]))
+print(lease.generation, flush=True)
+if sys.argv[3:]:
+    sys.stdin.readline()
+    lease.release()
+time.sleep(60)
+"""
+
+
+@contextmanager
+def writer(folder: Path, lease_s: float, *words: str, apart: bool = False) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds a lease; `apart`: in a space of process numbers of its own, as on another host."""
+    command = [sys.executable, "-c", WRITER, str(folder), str(lease_s), *words]
+    command = ["unshare", "--pid", "--fork", "--kill-child", *command] if apart else command
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def never(why: str) -> None:
+    raise AssertionError(why)
+
+
+def test_a_writer_that_has_ended_is_followed_at_once(tmp_path: Path) -> None:
+    """Fault: after kill -9 a run waits for a lease of half a minute, on the machine that knows who has ended."""
+    with writer(tmp_path, 30.0) as first:
+        assert line(first) == "1"
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+    begin_s = time.monotonic()
+    second = Lease(tmp_path, never)
+    assert second.generation == 2
+    assert time.monotonic() - begin_s < 10  # less than the lease
+    second.release()
+    assert Lease(tmp_path, never).generation == 3
+    assert [one.name for one in tmp_path.iterdir()] == [".lease-3"]
+
+
+def test_a_writer_that_renews_its_lease_keeps_the_run(tmp_path: Path) -> None:
+    """Fault: a second process writes where locks do not reach; or a lease that is given up is not free."""
+    with writer(tmp_path, 0.6, "release", apart=has_unshare()) as first:
+        assert line(first) == "1"
+        with pytest.raises(UserError, match=r"is being written by process \d+ on .*: wait for its end, or stop it"):
+            Lease(tmp_path, never, 0.6)
+        print("release", file=first.stdin, flush=True)
+        assert Lease(tmp_path, never, 0.6).generation == 2
+
+
+def test_a_stopped_writer_loses_the_run_and_ends(tmp_path: Path) -> None:
+    """Fault: a process that was cut off for a time writes rows among those of the process that has taken the run."""
+    if not has_unshare():
+        pytest.skip("needs root: a process on this machine is known to be stopped")
+    with writer(tmp_path, 0.6, apart=True) as first:
+        assert line(first) == "1"
+        (child,) = (int(pid) for pid in children(first.pid))
+        os.kill(child, signal.SIGSTOP)
+        second = Lease(tmp_path, never, 0.6)
+        assert second.generation == 2
+        os.kill(child, signal.SIGCONT)
+        assert (
+            line(first) == f"lost {tmp_path}: process {os.getpid()} on {module.platform.node()} writes this run now: "
+            "this process ends, and writes nothing more"
+        )
+        second.check()
+        second.release()
+
+
+def test_a_stopped_writer_goes_on_if_nobody_has_taken_the_run(tmp_path: Path) -> None:
+    """Fault: a laptop that was closed for an hour ends its run."""
+    with writer(tmp_path, 0.5) as first:
+        assert line(first) == "1"
+        first.send_signal(signal.SIGSTOP)
+        time.sleep(3.0)  # longer than the lease and its grace
+        first.send_signal(signal.SIGCONT)
+        deadline_s = time.monotonic() + 20
+        while not (tmp_path / ".lease-2").exists() and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        assert (tmp_path / ".lease-2").exists()
+        assert first.poll() is None
+
+
+def test_a_check_finds_that_another_has_taken_the_run(tmp_path: Path) -> None:
+    """Fault: a row is appended by a writer whose lease another process has."""
+    first = Lease(tmp_path, never)
+    first.check()
+    (tmp_path / ".lease-1").rename(tmp_path / ".lease-2")
+    other = replace(Holder.this(30.0), process=1, host="elsewhere")
+    (tmp_path / ".lease-2").write_text(json.dumps(asdict(other)))
+    with pytest.raises(RunFailed, match="process 1 on elsewhere writes this run now: this process ends"):
+        first.check()
+    first.release()
+    assert json.loads((tmp_path / ".lease-2").read_text())["host"] == "elsewhere"
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b'{"process": 1}', b"[" * 500])
+def test_a_lease_that_cannot_be_read_is_waited_for(
+    tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: a damaged file is taken for a writer that has ended, or ends the command with a traceback."""
+    monkeypatch.setattr(module, "UNKNOWN", replace(module.UNKNOWN, lease_s=0.2))
+    monkeypatch.setattr(module, "GRACE_S", 0.1)
+    (tmp_path / ".lease-5").write_bytes(content)
+    begin_s = time.monotonic()
+    held = Lease(tmp_path, never, 5.0)
+    assert held.generation == 6
+    assert time.monotonic() - begin_s > 0.29
+    held.release()
+
+
+def has_unshare() -> bool:
+    return os.geteuid() == 0 and subprocess.run(["unshare", "--pid", "--fork", "true"], check=False).returncode == 0
+
+
+def children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
