@@ -18,7 +18,9 @@ from torch.distributed.tensor import DTensor
 
 from codescent.base.rank import Rank
 from codescent.base.stopwatch import Laps, Stopwatch
+from codescent.checkpoint import parts, storage
 from codescent.checkpoint.box import Box
+from codescent.checkpoint.manifest import CheckpointError
 from codescent.config.load import load
 from codescent.coupling.averaging import Averaging
 from codescent.data import verified
@@ -282,6 +284,12 @@ def slowed(whole: Callable[..., Any], seconds: float) -> Callable[..., Any]:
     return patched
 
 
+def slow_asked_to_stop(seconds: str, step: str) -> None:
+    """SIGTERM in a step, while files of checkpoints take longer."""
+    slow_write(seconds)
+    asked_to_stop(step)
+
+
 def killed(step: str) -> None:
     """SIGKILL in a step."""
     at_step(int(step), "_reduce", lambda executor: os.kill(os.getpid(), signal.SIGKILL))
@@ -309,6 +317,29 @@ def little_memory(more: str) -> None:
         return step(executor, number, rate)
 
     Executor.launch = limited  # type: ignore[method-assign]
+
+
+def failing_write(step: str) -> None:
+    """The disk refuses the files of a step's checkpoint."""
+    whole = parts.write_part
+
+    def write(order: parts.SaveOrder, *arguments: Any) -> Any:
+        if order.step == int(step):
+            raise CheckpointError(f"{order.folder}: Input/output error: this checkpoint cannot be written")
+        return whole(order, *arguments)
+
+    storage.write_part = write
+
+
+def slow_write(seconds: str) -> None:
+    """Each file of a checkpoint takes so many seconds longer."""
+    storage.write_part = slowed(storage.write_part, float(seconds))
+
+
+def killed_in_save(step: str) -> None:
+    """SIGKILL when a step begins, with an endless save under way."""
+    slow_write("60")
+    killed(step)
 
 
 def late_failure(*words: str) -> None:
@@ -343,6 +374,10 @@ FAULTS: dict[str, Callable[..., None]] = {
         other_value,
         other_code,
         little_memory,
+        failing_write,
+        slow_write,
+        slow_asked_to_stop,
+        killed_in_save,
         late_failure,
     )
 }

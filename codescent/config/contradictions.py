@@ -40,6 +40,7 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
     yield from _device_contradictions(config)
     yield from _lora_contradictions(config)
     yield from _restart_contradictions(config)
+    yield from _checkpoint_contradictions(config)
     yield from mixture_contradictions(config)
     for first, second in INSTEAD:
         if is_given(config, first) and is_given(config, second):
@@ -108,6 +109,24 @@ def _lora_contradictions(config: Config) -> Iterator[Contradiction]:
             'given "optimizer", but lora.rank is set: the optimizer has state for the adapters only, which is small; '
             'set parallel.offload to "none", or to "all" (also weights, with dp_shard and zero_stage 3)',
         )
+
+
+def _checkpoint_contradictions(config: Config) -> Iterator[Contradiction]:
+    """Saves beside training, in runs whose workers may die or come while one is under way."""
+    if not config.checkpoint.asynchronous:
+        return
+    parallel = config.parallel
+    others = {
+        "servers": (parallel.servers != 0, "set it to 0"),
+        "updates": (parallel.updates != "synchronous", 'set it to "synchronous"'),
+    }
+    for name, (excludes, what) in others.items():
+        if excludes:
+            yield (
+                ("checkpoint.asynchronous", f"parallel.{name}"),
+                f"given true, but with parallel.{name} = {json.dumps(getattr(parallel, name))} ranks take steps alone "
+                f"and may be lost while a save is under way: {what}, or checkpoint.asynchronous to false",
+            )
 
 
 def _restart_contradictions(config: Config) -> Iterator[Contradiction]:

@@ -404,6 +404,16 @@ class Checkpoint(Section):
         "save a checkpoint at each validation with the lowest loss so far, and keep the best one",
         only=other_than("train.eval_every", 0),
     )
+    asynchronous: bool = key(
+        False,
+        "copy what a checkpoint has into host memory, and write it beside training; the last one of a run, and that of "
+        "a run that is asked to stop, are waited for",
+    )
+    on_failed_save: Literal["stop", "go_on"] = key(
+        "stop",
+        "what a run does if a checkpoint has no room on the disk: stop; or go_on: train on without it, and try again "
+        "when the next one is due",
+    )
 
 
 class Log(Section):

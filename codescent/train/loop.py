@@ -147,8 +147,7 @@ class _Steps:
                 return Outcome(self.run.path, step, exit_code)
             if before is None:
                 self._replace_if_asked(step)
-        if self.standing.unproven:
-            self.saving.rotate()
+        self.saving.end(step)
         self.report.beside(step, self.beside.take())
         self.report.ended(step, self.standing.validations)
         has_best = self.config.checkpoint.keep_best and self.standing.validations.saved < math.inf
@@ -260,10 +259,8 @@ class _Steps:
         standing, due = self.standing, self.dues.at(step, self.standing.last)
         skipped_before = standing.skipped
         self.skips.count(step, result)
-        if standing.unproven and not standing.skipped:
-            self.saving.rotate()
-        elif result.skipped and not skipped_before:  # the cause may be one rank's weights
-            self.saving.compare(step)
+        if standing.unproven or standing.skipped or self.saving.under_way:
+            self.saving.after(step, first_skip=result.skipped and not skipped_before)
         self.report.late(step, result.late)
         if result.stop and not standing.skipped:  # save before anything else: a scheduler soon kills the process
             self.saving.save(step, None)
@@ -274,7 +271,7 @@ class _Steps:
         self._write(step, rate, result, found, line=due.line)
         if standing.skipped and (result.stop or step == standing.last or standing.skipped >= SKIPS_ALLOWED):
             why = f"loss or gradients are not finite, skipped steps in a row: {standing.skipped}"
-            raise self.report.failed(step, why, ruined_step=standing.good, culprit=self.culprit.words)
+            raise self.saving.failed(step, why, ruined_step=standing.good, culprit=self.culprit.words)
         if result.stop:
             if self.saving.is_best(val_loss):  # replace the checkpoint that has no validation loss
                 self.saving.save(step, val_loss)

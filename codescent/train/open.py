@@ -49,6 +49,7 @@ from codescent.record.run_folder import LOGS
 from codescent.train import machine
 from codescent.train.choices import choose
 from codescent.train.layout import laid_out
+from codescent.train.newest import newest
 from codescent.train.verification import verify_again
 from codescent.train.world import World
 
@@ -120,22 +121,28 @@ class OpenRun:
         Raises:
             UserError: on every rank: the run folder was removed, or the disk is full.
         """
-        state = {"step": step, "tokens": step * self.plan.work.tokens, "dataset": self.dataset.fingerprint}
-        if self.base is not None:
-            state["base"] = self.base
-        self._all_follow()
+        self.all_follow()
         while True:
-            tried = self.path
             try:
-                return self.checkpoints.save(step, tensors, state, val_loss, rotates=False)
+                return self.checkpoints.save(step, tensors, self.state(step), val_loss, rotates=False)
             except CheckpointError:
-                self._all_follow()
-                if self.path == tried:
+                if not self.was_renamed():
                     raise
-                if self.world.is_first:  # renamed during the save: what was written is incomplete, and in the new place
-                    self.checkpoints.clean()
 
-    def _all_follow(self) -> None:
+    def state(self, step: int) -> dict[str, Any]:
+        """The JSON data of the checkpoint of a step."""
+        state = {"step": step, "tokens": step * self.plan.work.tokens, "dataset": self.dataset.fingerprint}
+        return state if self.base is None else {**state, "base": self.base}
+
+    def was_renamed(self) -> bool:
+        """Whether a save has failed because the run folder was renamed. What it has written is deleted. Collective."""
+        tried = self.path
+        self.all_follow()
+        if self.path != tried and self.world.is_first:  # it is incomplete, and in the new place
+            self.checkpoints.clean()
+        return self.path != tried
+
+    def all_follow(self) -> None:
         """Every rank gets the present path of the run folder. Collective. Raises UserError: the folder was removed."""
         self.path = Path(self.world.from_first(lambda: str(self.follow())))
         self.checkpoints.folder = self.path / CHECKPOINTS
@@ -268,7 +275,7 @@ def open_run(
         )
         known = {"dataset": dataset.description, "own_code": own_code(config)}
         chosen = choose(config, plan, world, environment) | known
-        saved = _latest(checkpoints, world, before) if resume else None
+        saved = newest(checkpoints, world, before) if resume else None
         base = _base(plan, saved, world)
         run = OpenRun(
             config, plan, dataset, world, path, held, chosen, checkpoints, saved, base, resume, changes, ended
@@ -331,17 +338,6 @@ def _changes(config: Config, plan: Plan, dataset: AnyDataset, folder: RunFolder)
     changes = check_same_trajectory(folder, plan, dataset, config.train.num_steps)
     check_same_files(task_request(config), folder, dataset)
     return changes
-
-
-def _latest(checkpoints: Checkpoints, world: World, before: int | None) -> Saved | None:
-    """The newest checkpoint that rank 0 finds, on every rank, so that all ranks load the same one."""
-
-    def look() -> dict[str, Any] | None:
-        saved = checkpoints.latest(before)
-        return None if saved is None else {**dataclasses.asdict(saved), "path": str(saved.path)}
-
-    found = world.from_first(look)
-    return None if found is None else Saved(**{**found, "path": Path(found["path"])})
 
 
 def _base(plan: Plan, saved: Saved | None, world: World) -> dict[str, Any] | None:

@@ -358,13 +358,25 @@ class Report:
         """Record that copies of the same tensors differ between ranks."""
         self._event("diverged", step=step, differences=[asdict(one) for one in error.differences])
 
-    def saved(self, step: int, path: Path, seconds: float, *, best: bool) -> None:
+    def saved(self, step: int, path: Path, seconds: float, *, best: bool, blocked_s: float | None = None) -> None:
         """Record that a checkpoint is complete, and lost output of every rank. Collective.
 
-        `best`: it has the lowest validation loss of all checkpoints so far.
+        Args:
+            step, path: of the checkpoint.
+            seconds: from the call to its name.
+            best: it has the lowest validation loss of all checkpoints so far.
+            blocked_s: of these seconds, those in which this rank did not train; None: all.
         """
         self._lost(together(UserError, output.new_failures))
-        self._event("checkpoint", step=step, path=str(path), seconds=seconds, best=best)
+        beside = {} if blocked_s is None else {"blocked_s": blocked_s}
+        self._event("checkpoint", step=step, path=str(path), seconds=seconds, best=best, **beside)
+
+    def save_failed(self, step: int, error: UserError) -> None:
+        """Report that a checkpoint could not be written for want of room, and that the run goes on without it."""
+        self._event("save_failed", step=step, problems=list(error.problems))
+        self.display.warn(
+            f"step {step}: not saved: {'; '.join(error.problems)}; the run goes on (checkpoint.on_failed_save)"
+        )
 
     def stopped(self, step: int, received: list[dict[str, Any] | None]) -> int:
         """Report that the run has stopped on request.
