@@ -101,7 +101,7 @@ class Checkpoints:
 
     def writer(self, step: int, state: Mapping[str, Any], validation_loss: float | None) -> CheckpointWriter:
         """What writes the checkpoint of a step. Arguments as of `save`."""
-        return CheckpointWriter(self.folder, step, dict(state), validation_loss, self._within)
+        return CheckpointWriter(self.folder, step, dict(state), validation_loss, self.within)
 
     @contextmanager
     def completing(self, writer: CheckpointWriter) -> Iterator[None]:
@@ -137,7 +137,7 @@ class Checkpoints:
             except OtherFormat:  # not damaged: another version can read it
                 raise
             except CheckpointError as error:
-                raise CheckpointError(*error.problems, self._way_back(step, path)) from error
+                raise CheckpointError(*error.problems, self.way_back(step, path)) from error
 
     def best(self) -> Saved | None:
         """The complete checkpoint with the lowest validation loss, the newest among equals; None without a loss."""
@@ -177,6 +177,18 @@ class Checkpoints:
         """The step of the newest checkpoint (less than `before`), readable or damaged; None without one."""
         return max((step for step in self._found() if before is None or step < before), default=None)
 
+    def damage(self, saved: Saved) -> list[str]:
+        """What is wrong with the files of a checkpoint, in sentences. Collective: the ranks share the files."""
+
+        def look() -> list[str]:
+            try:
+                manifest = _manifest_of(saved.step, saved.path)
+            except CheckpointError as error:
+                return list(error.problems)
+            return damaged_files(saved.path, manifest, share_of(manifest))
+
+        return list(dict.fromkeys(chain.from_iterable(together(CheckpointError, look))))
+
     def delete_after(self, step: int) -> list[Path]:
         """Delete the checkpoints of all later steps. Returns their folders.
 
@@ -185,7 +197,7 @@ class Checkpoints:
         later = [path for other, path in self._found().items() if other > step]
         for path in later:
             try:
-                discard(path, self._within)
+                discard(path, self.within)
             except OSError as error:
                 raise CheckpointError(f"{path}: {error.strerror}: delete it, then resume the run") from error
         return later
@@ -205,7 +217,7 @@ class Checkpoints:
     def clean(self) -> None:
         """Delete the folders of `incomplete`. Must not run during a save."""
         for path in self.incomplete():
-            remove(path, self._within)
+            remove(path, self.within)
 
     def load(
         self, saved: Saved, tensors: Mapping[str, torch.Tensor | Box], is_optional: Callable[[str], bool] | None = None
@@ -234,7 +246,7 @@ class Checkpoints:
         problems = together(CheckpointError, lambda: misfits(manifest, tensors, wanted))
         refuse(f"{saved.path} is of another model or config:", problems)
         damage = together(CheckpointError, lambda: damaged_files(saved.path, manifest, share_of(manifest)))
-        refuse("", damage, self._way_back(saved.step, saved.path))
+        refuse("", damage, self.way_back(saved.step, saved.path))
         together(CheckpointError, lambda: _read(saved.path, manifest, tensors))
         return manifest.state
 
@@ -245,10 +257,12 @@ class Checkpoints:
         return listed(self.folder)
 
     @property
-    def _within(self) -> Path:
+    def within(self) -> Path:
+        """The folder that the user has named: see base/writing.py."""
         return self.folder.parent if self.of_run else self.folder
 
-    def _way_back(self, step: int, path: Path) -> str:
+    def way_back(self, step: int, path: Path) -> str:
+        """What to do where the checkpoint of a step cannot be used."""
         older = self.newest_step(before=step)
         way = "there is no older checkpoint" if older is None else f"delete that folder to go back to step {older}"
         return f"{path} cannot be used; {way}"
@@ -275,7 +289,7 @@ class Checkpoints:
         for step in sorted(set(losses) - keep):
             with unheld(found[step]) as free:
                 if free:
-                    discard(found[step], self._within)
+                    discard(found[step], self.within)
 
 
 def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, torch.Tensor]:

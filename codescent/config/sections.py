@@ -404,6 +404,10 @@ class Checkpoint(Section):
         "save a checkpoint at each validation with the lowest loss so far, and keep the best one",
         only=other_than("train.eval_every", 0),
     )
+    fall_back: bool = key(
+        False,
+        "resume from the checkpoint before, if the newest one is damaged; that one is kept under another name",
+    )
     asynchronous: bool = key(
         False,
         "copy what a checkpoint has into host memory, and write it beside training; the last one of a run, and that of "

@@ -275,7 +275,8 @@ def open_run(
         )
         known = {"dataset": dataset.description, "own_code": own_code(config)}
         chosen = choose(config, plan, world, environment) | known
-        saved = newest(checkpoints, world, before) if resume else None
+        falls_back = config.checkpoint.fall_back
+        saved = newest(checkpoints, world, before, held, falls_back=falls_back) if resume else None
         base = _base(plan, saved, world)
         run = OpenRun(
             config, plan, dataset, world, path, held, chosen, checkpoints, saved, base, resume, changes, ended
