@@ -420,6 +420,16 @@ class Checkpoint(Section):
     )
 
 
+class Survive(Section):
+    """What a run does about faults that it survives (`codescent docs train`)."""
+
+    on_divergence: Literal["stop", "heal"] = key(
+        "stop",
+        "what a run does if copies of tensors differ between ranks (train.check_every): stop; or heal: copy them from "
+        "a rank of the majority. Two copies have no majority",
+    )
+
+
 class Log(Section):
     """What is printed and logged."""
 
@@ -479,6 +489,7 @@ class Config(BaseModel):
     optimizer: Optimizer = Optimizer()
     parallel: Parallel = Parallel()
     checkpoint: Checkpoint = Checkpoint()
+    survive: Survive = Survive()
     log: Log = Log()
     profile: Profile = Profile()
 

@@ -125,6 +125,8 @@ class Optimizer:
         ema: the moving average of the weights, which is saved as state; None: there is none.
 
     Attributes:
+        not_finite: indices of the gradients that were not finite, summed over ranks, when the host has last skipped a
+            step.
         decides_on_device: whether the host never waits for the norm: fused kernels clip and skip by themselves. Other
             kinds wait once in a step.
     """
@@ -138,6 +140,7 @@ class Optimizer:
         ema: Ema | None = None,
     ) -> None:
         self.ema = ema
+        self.not_finite: list[int] = []
         self.weights = list(weights)
         self.device = device
         self.config = config
@@ -228,6 +231,8 @@ class Optimizer:
         if factor is not None:
             self._set_learning_rate(rate)
             self._update_all(gradients, factor, is_cast=is_cast)
+        else:
+            self.not_finite = _not_finite(gradients)
         return sums
 
     def _square(self, gradients: Sequence[torch.Tensor]) -> tuple[torch.Tensor, bool]:
@@ -389,6 +394,10 @@ def _factor(sums: torch.Tensor, most: float) -> float | None:
         return None
     # The factor of torch.nn.utils.clip_grads_with_norm_, which copies it to the device and waits for the copy.
     return most / (norm + EPS) if 0 < most < norm else 1.0
+
+
+def _not_finite(gradients: Sequence[torch.Tensor]) -> list[int]:
+    return [index for index, gradient in enumerate(gradients) if not bool(gradient.isfinite().all())]
 
 
 def copy(to: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:

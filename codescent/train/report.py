@@ -37,6 +37,7 @@ from codescent.train.display import Display, StepShown
 from codescent.train.introduction import description, drawn_weights, introduction, read_weights
 from codescent.train.loggers import END, START, Failure, Logger, Loggers
 from codescent.train.memory import peak_memory_bytes, row
+from codescent.train.not_finite import BadGradient, named_gradients
 from codescent.train.open import OpenRun
 from codescent.train.pace import Estimate, SlowSteps
 from codescent.train.predicted import Predicted
@@ -281,7 +282,9 @@ class Report:
             for lost in found:
                 self._event("output_lost", rank=rank, **lost)
 
-    def skipped(self, step: int, result: StepResult, culprit: str = "", updates: int = 1) -> None:
+    def skipped(
+        self, step: int, result: StepResult, culprit: str = "", updates: int = 1, found: Sequence[BadGradient] = ()
+    ) -> None:
         """Report a step whose loss or gradients were not finite.
 
         Args:
@@ -289,13 +292,18 @@ class Report:
             result: of it.
             culprit: the rank that alone gave what is not finite; "": none.
             updates: that the step has; some of them may have been good.
+            found: the ranks whose gradients were not finite.
         """
-        self._event("skipped_step", step=step, train_loss=result.train_loss, grad_norm=result.grad_norm)
+        gradients = [asdict(one) for one in found]
+        self._event(
+            "skipped_step", step=step, train_loss=result.train_loss, grad_norm=result.grad_norm, gradients=gradients
+        )
         some = f"{result.skips} of {updates} updates were refused, the others have changed the weights"
         self.display.warn(
             f"step {step}: not finite (loss {result.train_loss}, norm of gradients {result.grad_norm}); "
             f"{some if 0 < result.skips < updates else 'the weights are not changed'}"
             f"{f'; of all ranks only {culprit} gave what is not finite' if culprit else ''}"
+            f"{f'; {named_gradients(found)}' if found else ''}"
         )
 
     def not_finite_data(self, step: int, lines: list[str]) -> None:
@@ -357,6 +365,14 @@ class Report:
     def diverged(self, step: int, error: Diverged) -> None:
         """Record that copies of the same tensors differ between ranks."""
         self._event("diverged", step=step, differences=[asdict(one) for one in error.differences])
+
+    def healed(self, step: int, error: Diverged) -> None:
+        """Record that copies differed between ranks, and that they have the values of a majority now."""
+        self._event("healed", step=step, differences=[asdict(one) for one in error.differences])
+        for one in error.differences:
+            self.display.warn(
+                f"step {step}: {one}; they are copied from rank {one.majority[0]} (survive.on_divergence)"
+            )
 
     def saved(self, step: int, path: Path, seconds: float, *, best: bool, blocked_s: float | None = None) -> None:
         """Record that a checkpoint is complete, and lost output of every rank. Collective.

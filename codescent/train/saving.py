@@ -17,6 +17,7 @@ from codescent.train.alike import Diverged, compare, replicated_tensors
 from codescent.train.beside import COMPARISON, REMOVAL, SAVE, Beside
 from codescent.train.dues import Due
 from codescent.train.finite import all_finite
+from codescent.train.heal import heal
 from codescent.train.open import OpenRun
 from codescent.train.report import Report
 from codescent.train.standing import Standing
@@ -60,6 +61,7 @@ class Saving:
         self.standing, self.beside = standing, beside
         self.last: tuple[int, Path] | None = None  # step and folder of the checkpoint that was saved last
         self.copies = replicated_tensors(run.plan, run.world.this_rank.rank, trainer.parts, trainer.optimizer)
+        self.heals = run.config.survive.on_divergence == "heal"
         self.keys, self.staging = run.config.checkpoint, Staging()
         self.under_way: UnderWay | None = None
 
@@ -111,10 +113,18 @@ class Saving:
         return self.keys.keep_best and val_loss is not None and val_loss < lowest
 
     def compare(self, step: int) -> None:
-        """Compare the ranks' copies of tensors. If copies differ, record it and raise Diverged."""
+        """Compare the ranks' copies of tensors. If they differ, `survive.on_divergence` says: heal, or raise Diverged.
+
+        Before the first step the ranks have read other weights, and no majority knows better.
+        """
+        where = f"{self.run.path}: step {step}"
         try:
-            compare(self.copies, f"{self.run.path}: step {step}")
+            compare(self.copies, where)
         except Diverged as error:
+            if self.heals and step > self.run.first_step and heal(self.copies, error):
+                compare(self.copies, where)
+                self.report.healed(step, error)
+                return
             self._settle(step)
             self.report.diverged(step, error)
             raise

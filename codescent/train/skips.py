@@ -4,7 +4,7 @@ Does not skip a step (optimize.py does), end a run (loop.py does), or find whose
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from codescent.base.agreement import together
 from codescent.base.errors import UserError
 from codescent.meeting.store import Store
 from codescent.train.execute import Executor
+from codescent.train.not_finite import BadGradient, bad_gradients
 from codescent.train.report import Report
 from codescent.train.result import StepResult
 from codescent.train.standing import Standing
@@ -96,7 +97,7 @@ class Skips:
         each = self.executor.coupling.skips_of_each(result.skips) if result.skipped else 1
         self.standing.skipped = self.culprit.note(result, self.standing.skipped, each)
         if result.skipped:
-            self._say(step, result)
+            self._say(step, result, bad_gradients(self.executor, step) if self.executor.coupling.knows_steps else [])
             self.look_at_data(step)
         elif not self.standing.skipped:
             self.report.bad_data.clear()
@@ -104,9 +105,9 @@ class Skips:
             if result.skips:
                 self.report.skipped_before(step, result.skips)
 
-    def _say(self, step: int, result: StepResult) -> None:
+    def _say(self, step: int, result: StepResult, found: Sequence[BadGradient] = ()) -> None:
         culprit, updates = self.culprit.of(result.culprit), self.executor.coupling.updates
-        self.report.skipped(step, result, culprit, updates)
+        self.report.skipped(step, result, culprit, updates, found)
 
     def look_at_data(self, step: int) -> None:
         """Say what is not finite in the samples of the steps up to `step`, on every rank. Collective."""
