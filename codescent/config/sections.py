@@ -33,6 +33,7 @@ from codescent.config.keys import (
 from codescent.config.mixture import MIXTURE, Mixture
 from codescent.config.optimizer import Optimizer as Optimizer
 from codescent.config.parallel import Parallel as Parallel
+from codescent.config.survive import Survive as Survive
 
 RECORDS = at_least("profile.active", 1)
 """Only a run that records a profile reads the key."""
@@ -417,16 +418,6 @@ class Checkpoint(Section):
         "stop",
         "what a run does if a checkpoint has no room on the disk: stop; or go_on: train on without it, and try again "
         "when the next one is due",
-    )
-
-
-class Survive(Section):
-    """What a run does about faults that it survives (`codescent docs train`)."""
-
-    on_divergence: Literal["stop", "heal"] = key(
-        "stop",
-        "what a run does if copies of tensors differ between ranks (train.check_every): stop; or heal: copy them from "
-        "a rank of the majority. Two copies have no majority",
     )
 
 

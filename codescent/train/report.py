@@ -19,9 +19,11 @@ from codescent.base.errors import RunFailed, UserError
 from codescent.base.extra import install
 from codescent.base.stopping import TIME_LIMIT
 from codescent.base.time_limit import in_words
+from codescent.checkpoint.checkpoints import Saved
 from codescent.config.effects import effective
 from codescent.config.load import to_toml
 from codescent.coupling.membership import MembershipChange
+from codescent.data.order import batch_of
 from codescent.data.padding import Padding
 from codescent.data.samples import PaddedSource
 from codescent.hub.cache import weights_place
@@ -43,6 +45,7 @@ from codescent.train.pace import Estimate, SlowSteps
 from codescent.train.predicted import Predicted
 from codescent.train.recorded_error import record
 from codescent.train.result import WAIT_COLUMN, StepResult
+from codescent.train.spikes import Spike
 from codescent.train.trackers import continue_in, trackers_of
 from codescent.train.validate import Validated
 from codescent.train.validations import Validations
@@ -218,8 +221,8 @@ class Report:
             "sent_bytes": run.plan.sent_bytes(0, step - 1) if run.world.this_rank.world_size > 1 else None,
             "consensus": result.consensus,
             "val_loss_ema": found.of_ema,
-            **({} if self.corpora is None else self.corpora.values(step, found)),
-            "padding": self.padding.share(step - 1) if self.padding else None,
+            **({} if self.corpora is None else self.corpora.values(batch_of(step - 1, run.ahead) + 1, found)),
+            "padding": self.padding.share(batch_of(step - 1, run.ahead)) if self.padding else None,
             "staleness_mean": result.staleness[0] if result.staleness else None,
             "staleness_max": result.staleness[1] if result.staleness else None,
             **self._of_peaks(mfu, flops_per_s),
@@ -305,6 +308,17 @@ class Report:
             f"{f'; of all ranks only {culprit} gave what is not finite' if culprit else ''}"
             f"{f'; {named_gradients(found)}' if found else ''}"
         )
+
+    def spike(self, step: int, spike: Spike, action: str) -> None:
+        """Report a spike, whose update is not applied. `action`: survive.on_spike."""
+        self._event("spike", step=step, action=action, **asdict(spike))
+        self.display.warn(f"step {step}: a spike: {spike}; the weights are not changed (survive.on_spike = {action})")
+
+    def rolled_back(self, step: int, saved: Saved | None) -> None:
+        """Report that the run goes back from a step to a checkpoint. The event is that of rollback.py."""
+        to = 0 if saved is None else saved.step
+        ahead = self.run.ahead[-1][1]
+        self.display.warn(f"step {step}: back to step {to}; from there on each step takes a batch {ahead} steps later")
 
     def not_finite_data(self, step: int, lines: list[str]) -> None:
         """Report the samples of a step, or of its validation, that hold NaN or infinity."""

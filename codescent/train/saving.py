@@ -125,20 +125,20 @@ class Saving:
                 compare(self.copies, where)
                 self.report.healed(step, error)
                 return
-            self._settle(step)
+            self.settle(step)
             self.report.diverged(step, error)
             raise
 
     def checkpoint_of(self, step: int) -> Path:
         """The folder of the checkpoint of a step; saved now, if it is not yet."""
-        self._settle(step)
+        self.settle(step)
         if self.last is not None and self.last[0] == step:
             return self.last[1]
         return self.save(step, None)
 
     def save(self, step: int, val_loss: float | None) -> Path:
         """Save step `step`, and wait for it. Returns its folder. Raises RunFailed: weights or state are not finite."""
-        self._settle(step)
+        self.settle(step)
         with self.beside.doing(SAVE):
             self.compare(step)
             begin = time.perf_counter()
@@ -150,18 +150,18 @@ class Saving:
 
     def failed(self, step: int, why: str, ruined_step: int, culprit: str = "") -> RunFailed:
         """See `Report.failed`. First the save that is under way is completed: its weights were good."""
-        self._settle(step)
+        self.settle(step)
         return self.report.failed(step, why, ruined_step, culprit)
 
     def end(self, step: int) -> None:
         """The last step is done: complete the save that is under way, and remove old checkpoints."""
-        self._settle(step)
+        self.settle(step)
         if self.standing.unproven:
             self._rotate()
 
     def _begin(self, step: int, val_loss: float | None) -> None:
         """Begin to save step `step` beside training. Waits for the save before it."""
-        self._settle(step)
+        self.settle(step)
         with self.beside.doing(SAVE):
             self.compare(step)
             begin, run = time.perf_counter(), self.run
@@ -172,7 +172,7 @@ class Saving:
             self.under_way = UnderWay(step, val_loss, save, begin, time.perf_counter() - begin)
             self.standing.overdue = False
 
-    def _settle(self, step: int) -> None:
+    def settle(self, step: int) -> None:
         """Complete the save that is under way, if there is one: wait for it. Collective then."""
         while self.under_way is not None:
             self._go_on(step)
