@@ -1,5 +1,5 @@
 """In: results of steps, some of which were skipped. Out: how many in a row, who gave what is not finite, what is said.
-Does not skip a step (optimize.py does), end a run (loop.py does), or find whose gradients they are (coupling/ does)."""
+Does not skip a step (optimize.py), go back (rollback.py), or find whose portions they are (coupling/)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from codescent.meeting.store import Store
 from codescent.train.generation import Generation
 from codescent.train.not_finite import BadGradient, bad_gradients
 from codescent.train.result import StepResult
-from codescent.train.rollback import MOST, Rollback, RestartPoint
+from codescent.train.rollback import MOST, RestartPoint, Rollback
 from codescent.train.saving import Saving
 from codescent.train.spikes import Spike
 from codescent.train.stop import StopRequest
