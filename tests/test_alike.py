@@ -176,6 +176,7 @@ def test_two_copies_have_no_majority_and_the_run_stops(runs: Runs, ranks: int) -
     done = runs.start(ranks, *HEALS, fault="flip model.tok.weight")
     assert done.codes == [1] * ranks, done.said
     assert done.said.count("two copies have no majority: with three the odd one is known") == ranks
+    assert "most tensors have 2 copies (parallel.dp_replicate x cp), and a majority needs three" in done.said
     assert event_of(runs)["step"] == 3
     assert saved(runs) == ["step_00000002"]
 

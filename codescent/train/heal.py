@@ -7,7 +7,20 @@ import torch
 import torch.distributed as dist
 
 from codescent.base.agreement import rank
+from codescent.plan import Mesh
 from codescent.train.alike import Copies, Diverged, by_device
+
+
+def no_majority(mesh: Mesh) -> str:
+    """A note where most tensors have too few copies for a majority; "": they have enough."""
+    copies = mesh.dp_replicate * mesh.cp
+    if copies >= 3:
+        return ""
+    have = "one copy" if copies == 1 else f"{copies} copies"
+    return (
+        f'survive.on_divergence = "heal": most tensors have {have} (parallel.dp_replicate x cp), and a majority needs '
+        "three: a difference of these stops the run"
+    )
 
 
 @torch.no_grad()

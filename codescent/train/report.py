@@ -36,6 +36,7 @@ from codescent.train.board import Board
 from codescent.train.continuing import after_culprit, ended_early, how_to_continue, lower_rates, schedule_is_over
 from codescent.train.corpora import corpus_columns
 from codescent.train.display import Display, StepShown
+from codescent.train.heal import no_majority
 from codescent.train.introduction import description, drawn_weights, introduction, read_weights
 from codescent.train.loggers import END, START, Failure, Logger, Loggers
 from codescent.train.memory import peak_memory_bytes, row
@@ -121,6 +122,8 @@ class Report:
             self.display.warn("synthetic data: random numbers, for speed measurements; the loss has no meaning")
         for note in [*run.machine["notes"], *self.predicted.begin()]:
             self.display.say(note)
+        if run.config.survive.on_divergence == "heal" and (few := no_majority(run.plan.mesh)):
+            self.display.warn(few)
         if run.world.is_first:
             for left in run.checkpoints.incomplete():
                 self.display.say(f"removed {left}, an unfinished checkpoint")
