@@ -368,6 +368,19 @@ def slow_write(seconds: str) -> None:
     storage.write_part = slowed(storage.write_part, float(seconds))
 
 
+def renamed_in_save(step: str) -> None:
+    """The run folder has another name before a file of a step's checkpoint is written."""
+    whole = parts.write_part
+
+    def write(order: parts.SaveOrder, *arguments: Any) -> Any:
+        run = order.folder.parent.parent
+        if order.step == int(step) and run.exists():
+            run.rename(run.with_name(f"{run.name}-moved"))
+        return whole(order, *arguments)
+
+    storage.write_part = write
+
+
 def killed_in_save(step: str) -> None:
     """SIGKILL when a step begins, with an endless save under way."""
     slow_write("60")
@@ -410,6 +423,7 @@ FAULTS: dict[str, Callable[..., None]] = {
         slow_write,
         slow_asked_to_stop,
         killed_in_save,
+        renamed_in_save,
         killed_in_rollback,
         late_failure,
     )

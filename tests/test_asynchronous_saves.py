@@ -43,16 +43,24 @@ def same_weights(run: RunFolder, other: RunFolder, step: int) -> bool:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    ("ranks", "layout"), [(1, ()), (2, ()), (2, ("parallel.dp_shard=2",)), (2, ("parallel.pp=2",))]
+    ("ranks", "layout"),
+    [
+        (1, ()),
+        (2, ()),
+        (2, ("parallel.dp_shard=2",)),
+        (2, ("parallel.pp=2",)),
+        (2, ("parallel.average_every=2", "train.num_steps=10")),
+    ],
 )
 def test_checkpoints_are_those_of_a_run_that_waits(runs: Runs, ranks: int, layout: tuple[str, ...]) -> None:
     """Fault: a checkpoint has weights of a later step, or a step has no checkpoint, or two saves are under way."""
     waits = runs.run(ranks, *layout)
     beside = runs.run(ranks, *layout, BESIDE, fault="slow_write 0.05")
-    assert saved(beside) == saved(waits) == [2, 4, 6, 8, 9]
+    last = 10 if layout[1:] else 9
+    assert saved(beside) == saved(waits) == [2, 4, 6, 8, last]
     assert all(same_weights(beside, waits, step) for step in saved(waits))
     told = events(beside, "checkpoint")
-    assert [event["step"] for event in told] == [2, 4, 6, 8, 9]
+    assert [event["step"] for event in told] == [2, 4, 6, 8, last]
     assert all(0 < event["blocked_s"] <= event["seconds"] for event in told[:-1])
     assert "blocked_s" not in told[-1]  # the last one of a run is waited for
 
@@ -100,6 +108,22 @@ def test_weights_that_are_not_finite_are_refused_beside_training_too(runs: Runs)
     assert saved(runs.last()) == []
     (failed,) = events(runs.last(), "failed")
     assert failed["ruined_step"] == 3
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_folder_that_is_renamed_meanwhile_is_followed(runs: Runs, ranks: int) -> None:
+    """Fault: a save fails because its folder has moved, and the run ends, or is saved at the old place."""
+    done = runs.start(ranks, BESIDE, "checkpoint.every=4", fault="renamed_in_save 4")
+    assert done.codes == [0] * ranks, done.said
+    old = runs.project / "runs" / f"run{runs._number}"
+    assert not old.exists()
+    run = RunFolder.open(old.with_name(f"{old.name}-moved"))
+    assert [event["step"] for event in events(run, "not_saved")] == [4]
+    steps = saved(run)
+    assert steps[-1] == 9
+    assert 4 not in steps
+    assert min(steps) < 8  # the next good step is saved instead
 
 
 @pytest.mark.timeout(120)

@@ -99,7 +99,7 @@ class Saving:
             if step == standing.last:
                 self.save(step, val_loss)
             else:
-                with self._goes_on(step):
+                with self._without_room(step):
                     (self._begin if self.keys.asynchronous else self.save)(step, val_loss)
         elif due.comparison:
             with self.beside.doing(COMPARISON):
@@ -187,7 +187,7 @@ class Saving:
         under_way, self.under_way = self.under_way, None
         assert under_way is not None
         saved, save = under_way.step, under_way.save
-        with self.beside.doing(SAVE), self._goes_on(saved):
+        with self.beside.doing(SAVE), self._without_room(saved):
             begin = time.perf_counter()
             save.wait()
             try:
@@ -208,7 +208,7 @@ class Saving:
                 self._saved(saved, path, under_way.val_loss, now - under_way.begin, under_way.blocked_s)
 
     @contextmanager
-    def _goes_on(self, step: int) -> Iterator[None]:
+    def _without_room(self, step: int) -> Iterator[None]:
         """A block with a save of step `step`. If it fails for want of room, checkpoint.on_failed_save decides."""
         try:
             yield
