@@ -40,7 +40,7 @@ def write_apart(folder: str, text: str, event: Mapping[str, Any]) -> bool | None
 
 def main() -> int:
     """Write what standard input says. Returns 0 if all is written."""
-    asked = json.load(sys.stdin)
+    asked = json.loads(sys.stdin.read())
     try:
         folder = RunFolder.open(asked["folder"])
         if asked["text"]:
