@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -265,11 +266,11 @@ def _name(generation: int) -> str:
 
 
 def _machine() -> str:
-    """Identifies a start of this machine, and the numbers of its processes: containers have their own."""
+    """Identifies a start of this machine, and the numbers of its processes: containers of Linux have their own."""
     try:
         return f"{read_bytes(_BOOT, 64).decode().strip()} {_SPACE.readlink()}"
     except OSError:
-        return ""
+        return f"{platform.node()} {psutil.boot_time() // 60:.0f}" if sys.platform == "darwin" else ""
 
 
 def _now_s() -> float:
