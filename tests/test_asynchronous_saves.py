@@ -92,6 +92,27 @@ def test_a_failed_save_ends_the_run_at_the_next_step(runs: Runs, ranks: int) -> 
 
 
 @pytest.mark.timeout(120)
+def test_a_save_that_fails_does_not_hide_why_the_run_ends(runs: Runs) -> None:
+    """Fault: the failure of an older save is told instead of a spike, whose event a resumed run needs."""
+    words = (BESIDE, "checkpoint.every=8", "survive.on_spike=stop", "survive.spike_window=5")
+    done = runs.start(2, *words, fault="spike 8 slow_failing_write 2 8")
+    assert done.codes == [1, 1], done.said
+    assert [event["kind"] for event in runs.last().read_events()][-2:] == ["save_failed", "failed"]
+    assert "step 8: not saved: " in done.said
+    assert "a spike: the loss" in done.said
+
+
+@pytest.mark.timeout(120)
+def test_an_error_of_one_rank_costs_no_checkpoint(runs: Runs) -> None:
+    """Fault: an error leaves a thread that writes into a run which others may have resumed, and half a checkpoint."""
+    done = runs.start(1, BESIDE, "checkpoint.every=4", fault="error_in_save 1 5")
+    assert done.codes == [1], done.said
+    assert "no_such_method" in done.said
+    assert saved(runs.last()) == [4]
+    assert [event["step"] for event in events(runs.last(), "checkpoint")] == [4]
+
+
+@pytest.mark.timeout(120)
 def test_a_run_that_is_asked_to_stop_waits_for_its_last_save(runs: Runs) -> None:
     """Fault: a scheduler's signal ends a run before the save of its last step is complete."""
     done = runs.start(2, BESIDE, fault="slow_asked_to_stop 0.2 5")
