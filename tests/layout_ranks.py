@@ -406,6 +406,31 @@ def renamed_in_save(step: str) -> None:
     storage.write_part = write
 
 
+def cut_checkpoint(step: str, saved: str) -> None:
+    """In a step a file of a checkpoint has lost its end."""
+    done: list[int] = []
+
+    def cut(executor: Executor) -> None:
+        if done:  # the step is taken again after a rollback
+            return
+        done.append(executor.number)
+        (file,) = (path for path in Path("runs").glob(f"*/checkpoints/step_{int(saved):08d}/rank_00000_*"))
+        os.truncate(file, file.stat().st_size - 9)
+
+    at_step(int(step), "_reduce", cut)
+
+
+def renamed(step: str, name: str) -> None:
+    """The run folder has another name from a step on."""
+
+    def rename(_: Executor) -> None:
+        if run.exists():  # the step is taken again after a rollback
+            run.rename(run.with_name(f"{run.name}-moved"))
+
+    run = Path("runs") / name
+    at_step(int(step), "_reduce", rename)
+
+
 def killed_in_save(step: str) -> None:
     """SIGKILL when a step begins, with an endless save under way."""
     slow_write("60")
@@ -452,6 +477,8 @@ FAULTS: dict[str, Callable[..., None]] = {
         slow_asked_to_stop,
         killed_in_save,
         renamed_in_save,
+        renamed,
+        cut_checkpoint,
         killed_in_rollback,
         late_failure,
     )

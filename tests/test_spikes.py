@@ -4,6 +4,7 @@ Does not test numbers that are not finite: test_not_finite does."""
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -162,6 +163,28 @@ def test_a_kill_between_record_and_removal_leaves_one_way(runs: Runs) -> None:
     assert_same(resumed, alone, 0.0)
     (again,) = events(resumed, "resume")
     assert again["step"] == 6
+
+
+@pytest.mark.timeout(120)
+def test_it_goes_back_in_a_run_folder_that_was_renamed(runs: Runs) -> None:
+    """Fault: no checkpoint is seen at the old place, so the run begins anew, and all its steps are lost."""
+    old = runs.project / "runs" / "old"
+    done = runs.start(2, BACK, f"run.folder={old}", fault="spike 9 renamed 10 old")
+    assert done.codes == [0, 0], done.said
+    (back,) = events(RunFolder.open(old.with_name(f"{old.name}-moved")), "rollback")
+    assert back["to"] == 8
+    assert not old.exists()
+
+
+@pytest.mark.timeout(120)
+def test_a_damaged_checkpoint_is_passed_over_if_that_is_asked_for(tmp_path: Path, forker: Forker) -> None:
+    """Fault: later checkpoints are deleted for one that cannot be loaded, and the run ends."""
+    make_project(tmp_path)
+    runs = Runs(tmp_path, forker, WORDS, ())
+    run = runs.run(2, BACK, "checkpoint.fall_back=true", fault="spike 9 cut_checkpoint 10 8")
+    (aside,), (back,) = events(run, "checkpoint_set_aside"), events(run, "rollback")
+    assert (aside["step"], back["to"], back["ahead"]) == (8, 6, 4)
+    assert [row["step"] for row in run.read_metrics()] == list(range(1, 17))
 
 
 @pytest.mark.timeout(120)
