@@ -3,18 +3,23 @@ Does not test the bytes of one save: test_checkpoint_faults does."""
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from disks import small_disk
 from forker import Forker, Runs
 from runs import assert_same, make_project
 
 from codescent.base.errors import UserError
+from codescent.checkpoint import storage
 from codescent.checkpoint.checkpoints import Checkpoints, read_tensors
+from codescent.checkpoint.save_beside import SaveBeside, Staging
 from codescent.config.load import load
 from codescent.record import RunFolder
+from codescent.train.finite import all_finite
 
 WORDS = ("train.eval_every=0", "train.num_steps=9", "checkpoint.every=2", "checkpoint.keep_last=9")
 BESIDE = "checkpoint.asynchronous=true"
@@ -175,6 +180,25 @@ def test_without_room_a_run_stops_by_default(runs: Runs, tmp_path: Path) -> None
         assert done.codes == [2, 2], done.said
         assert "no space left" in done.said
         assert all(read_tensors(path) for path in RunFolder.open(disk / "run").checkpoints.iterdir())
+
+
+def test_its_thread_does_not_hold_up_the_end_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: after a second Ctrl-C the interpreter waits until the threads of a pool have written all files."""
+    daemons: list[bool] = []
+    whole = storage.write_part
+
+    def write(*arguments: Any) -> Any:
+        daemons.append(threading.current_thread().daemon)
+        return whole(*arguments)
+
+    monkeypatch.setattr(storage, "write_part", write)
+    values = {"a": torch.arange(9.0), "empty": torch.empty(0, 3)}
+    save = SaveBeside(Checkpoints(tmp_path, 1, keep_best=False), 1, values, {}, None, Staging(), all_finite)
+    values["a"].zero_()
+    while (path := save.go_on()) is None:
+        pass
+    assert daemons == [True]
+    assert {name: one.tolist() for name, one in read_tensors(path).items()} == {"a": list(range(9)), "empty": []}
 
 
 def test_where_workers_may_be_lost_it_is_refused(runs: Runs) -> None:
