@@ -216,9 +216,9 @@ def other_code() -> None:
     world.code_digest = lambda: "other"
 
 
-def infinite_loss() -> None:
-    """In step 3 the loss is infinite, its gradients are not."""
-    at_step(3, "_reduce", lambda executor: executor.loss_sum.fill_(torch.inf) and None)
+def infinite_loss(step: str = "3") -> None:
+    """In a step the loss is infinite, its gradients are not."""
+    at_step(int(step), "_reduce", lambda executor: executor.loss_sum.fill_(torch.inf) and None)
 
 
 def not_finite(name: str) -> None:
@@ -292,6 +292,19 @@ def spike(number: int) -> None:
     Loader._read = read  # type: ignore[method-assign]
 
 
+def ruined(step: str) -> None:
+    """The update of a step makes the weights a hundred times as large."""
+    whole = Executor._step
+
+    def patched(self: Executor, *arguments: Any) -> None:
+        whole(self, *arguments)
+        if self.number == int(step) - 1:
+            for weight in self.coupling.optimizer.weights:  # type: ignore[attr-defined]
+                weight.master.detach().mul_(100)
+
+    Executor._step = patched  # type: ignore[method-assign]
+
+
 def killed_in_rollback() -> None:
     """SIGKILL when a rollback is recorded, and the later checkpoints are still there."""
 
@@ -363,6 +376,18 @@ def failing_write(step: str) -> None:
     storage.write_part = write
 
 
+def slow_failing_write(seconds: str, step: str) -> None:
+    """The same, after so many seconds."""
+    failing_write(step)
+    slow_write(seconds)
+
+
+def error_in_save(seconds: str, step: str) -> None:
+    """A step fails, with a save under way that takes longer."""
+    slow_write(seconds)
+    at_step(int(step), "_reduce", lambda executor: executor.gradients.no_such_method())  # type: ignore[attr-defined]
+
+
 def slow_write(seconds: str) -> None:
     """Each file of a checkpoint takes so many seconds longer."""
     storage.write_part = slowed(storage.write_part, float(seconds))
@@ -379,6 +404,31 @@ def renamed_in_save(step: str) -> None:
         return whole(order, *arguments)
 
     storage.write_part = write
+
+
+def cut_checkpoint(step: str, saved: str) -> None:
+    """In a step a file of a checkpoint has lost its end."""
+    done: list[int] = []
+
+    def cut(executor: Executor) -> None:
+        if done:  # the step is taken again after a rollback
+            return
+        done.append(executor.number)
+        (file,) = (path for path in Path("runs").glob(f"*/checkpoints/step_{int(saved):08d}/rank_00000_*"))
+        os.truncate(file, file.stat().st_size - 9)
+
+    at_step(int(step), "_reduce", cut)
+
+
+def renamed(step: str, name: str) -> None:
+    """The run folder has another name from a step on."""
+
+    def rename(_: Executor) -> None:
+        if run.exists():  # the step is taken again after a rollback
+            run.rename(run.with_name(f"{run.name}-moved"))
+
+    run = Path("runs") / name
+    at_step(int(step), "_reduce", rename)
 
 
 def killed_in_save(step: str) -> None:
@@ -420,10 +470,15 @@ FAULTS: dict[str, Callable[..., None]] = {
         other_code,
         little_memory,
         failing_write,
+        slow_failing_write,
+        error_in_save,
         slow_write,
+        ruined,
         slow_asked_to_stop,
         killed_in_save,
         renamed_in_save,
+        renamed,
+        cut_checkpoint,
         killed_in_rollback,
         late_failure,
     )

@@ -3,18 +3,23 @@ Does not test the bytes of one save: test_checkpoint_faults does."""
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from disks import small_disk
 from forker import Forker, Runs
 from runs import assert_same, make_project
 
 from codescent.base.errors import UserError
+from codescent.checkpoint import storage
 from codescent.checkpoint.checkpoints import Checkpoints, read_tensors
+from codescent.checkpoint.save_beside import SaveBeside, Staging
 from codescent.config.load import load
 from codescent.record import RunFolder
+from codescent.train.finite import all_finite
 
 WORDS = ("train.eval_every=0", "train.num_steps=9", "checkpoint.every=2", "checkpoint.keep_last=9")
 BESIDE = "checkpoint.asynchronous=true"
@@ -92,6 +97,27 @@ def test_a_failed_save_ends_the_run_at_the_next_step(runs: Runs, ranks: int) -> 
 
 
 @pytest.mark.timeout(120)
+def test_a_save_that_fails_does_not_hide_why_the_run_ends(runs: Runs) -> None:
+    """Fault: the failure of an older save is told instead of a spike, whose event a resumed run needs."""
+    words = (BESIDE, "checkpoint.every=8", "survive.on_spike=stop", "survive.spike_window=5")
+    done = runs.start(2, *words, fault="spike 8 slow_failing_write 2 8")
+    assert done.codes == [1, 1], done.said
+    assert [event["kind"] for event in runs.last().read_events()][-2:] == ["save_failed", "failed"]
+    assert "step 8: not saved: " in done.said
+    assert "a spike: the loss" in done.said
+
+
+@pytest.mark.timeout(120)
+def test_an_error_of_one_rank_costs_no_checkpoint(runs: Runs) -> None:
+    """Fault: an error leaves a thread that writes into a run which others may have resumed, and half a checkpoint."""
+    done = runs.start(1, BESIDE, "checkpoint.every=4", fault="error_in_save 1 5")
+    assert done.codes == [1], done.said
+    assert "no_such_method" in done.said
+    assert saved(runs.last()) == [4]
+    assert [event["step"] for event in events(runs.last(), "checkpoint")] == [4]
+
+
+@pytest.mark.timeout(120)
 def test_a_run_that_is_asked_to_stop_waits_for_its_last_save(runs: Runs) -> None:
     """Fault: a scheduler's signal ends a run before the save of its last step is complete."""
     done = runs.start(2, BESIDE, fault="slow_asked_to_stop 0.2 5")
@@ -154,6 +180,25 @@ def test_without_room_a_run_stops_by_default(runs: Runs, tmp_path: Path) -> None
         assert done.codes == [2, 2], done.said
         assert "no space left" in done.said
         assert all(read_tensors(path) for path in RunFolder.open(disk / "run").checkpoints.iterdir())
+
+
+def test_its_thread_does_not_hold_up_the_end_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: after a second Ctrl-C the interpreter waits until the threads of a pool have written all files."""
+    daemons: list[bool] = []
+    whole = storage.write_part
+
+    def write(*arguments: Any) -> Any:
+        daemons.append(threading.current_thread().daemon)
+        return whole(*arguments)
+
+    monkeypatch.setattr(storage, "write_part", write)
+    values = {"a": torch.arange(9.0), "empty": torch.empty(0, 3)}
+    save = SaveBeside(Checkpoints(tmp_path, 1, keep_best=False), 1, values, {}, None, Staging(), all_finite)
+    values["a"].zero_()
+    while (path := save.go_on()) is None:
+        pass
+    assert daemons == [True]
+    assert {name: one.tolist() for name, one in read_tensors(path).items()} == {"a": list(range(9)), "empty": []}
 
 
 def test_where_workers_may_be_lost_it_is_refused(runs: Runs) -> None:

@@ -17,7 +17,7 @@ from codescent.config.optimizer import Optimizer
 from codescent.config.parallel import Parallel
 from codescent.record import RunFolder
 from codescent.train.display import Display
-from codescent.train.report import Report
+from codescent.train.fault_report import FaultReport
 
 DIVERGES = (
     "optimizer.kind=sgd",
@@ -224,15 +224,18 @@ def test_by_the_same_update_a_failed_run_goes_on_from_its_newest_checkpoint(proj
 
 
 def test_the_advice_lowers_the_rates_of_muon_and_of_the_outer_optimizer_too() -> None:
-    report, optimizer = Report.__new__(Report), Optimizer(kind="muon", learning_rate=0.003, muon_learning_rate=0.02)
+    report, optimizer = (
+        FaultReport.__new__(FaultReport),
+        Optimizer(kind="muon", learning_rate=0.003, muon_learning_rate=0.02),
+    )
     report.display = Display(shown=False, num_steps=9, first_step=0)
     report.bad_data = []
     report.run = SimpleNamespace(  # type: ignore[assignment]
         path=Path("runs/a"),
         checkpoints=SimpleNamespace(newest_step=lambda before: 3),
         config=SimpleNamespace(optimizer=optimizer, parallel=Parallel()),
-        folder=None,
     )
+    report._event = lambda *_, **__: None
     advice = report.failed(9, "why", 8).problems[1]
     assert "runs/a optimizer.learning_rate=0.0003 optimizer.muon_learning_rate=0.002 (or" in advice
     report.run.config.optimizer = Optimizer(kind="muon", learning_rate=0.003)  # Muon has the rate of the others

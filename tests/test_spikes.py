@@ -4,6 +4,7 @@ Does not test numbers that are not finite: test_not_finite does."""
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -129,6 +130,9 @@ def test_a_run_stops_at_a_spike_and_saves_nothing_of_it(runs: Runs) -> None:
     run = runs.last()
     assert max(path.name for path in run.checkpoints.iterdir()) == "step_00000008"
     assert run.read_events()[-1]["kind"] == "failed"
+    assert f"codescent train --resume runs/{run.path.name} survive.spike_factor=20" in done.said
+    resumed = runs.run(2, "survive.on_spike=stop", "survive.spike_factor=1e9", resume=True, fault="spike 9")
+    assert [row["step"] for row in resumed.read_metrics()] == list(range(1, 17))
 
 
 @pytest.mark.timeout(120)
@@ -162,6 +166,28 @@ def test_a_kill_between_record_and_removal_leaves_one_way(runs: Runs) -> None:
 
 
 @pytest.mark.timeout(120)
+def test_it_goes_back_in_a_run_folder_that_was_renamed(runs: Runs) -> None:
+    """Fault: no checkpoint is seen at the old place, so the run begins anew, and all its steps are lost."""
+    old = runs.project / "runs" / "old"
+    done = runs.start(2, BACK, f"run.folder={old}", fault="spike 9 renamed 10 old")
+    assert done.codes == [0, 0], done.said
+    (back,) = events(RunFolder.open(old.with_name(f"{old.name}-moved")), "rollback")
+    assert back["to"] == 8
+    assert not old.exists()
+
+
+@pytest.mark.timeout(120)
+def test_a_damaged_checkpoint_is_passed_over_if_that_is_asked_for(tmp_path: Path, forker: Forker) -> None:
+    """Fault: later checkpoints are deleted for one that cannot be loaded, and the run ends."""
+    make_project(tmp_path)
+    runs = Runs(tmp_path, forker, WORDS, ())
+    run = runs.run(2, BACK, "checkpoint.fall_back=true", fault="spike 9 cut_checkpoint 10 8")
+    (aside,), (back,) = events(run, "checkpoint_set_aside"), events(run, "rollback")
+    assert (aside["step"], back["to"], back["ahead"]) == (8, 6, 4)
+    assert [row["step"] for row in run.read_metrics()] == list(range(1, 17))
+
+
+@pytest.mark.timeout(120)
 def test_without_a_checkpoint_it_goes_back_to_the_beginning(runs: Runs) -> None:
     """Fault: a spike before the first checkpoint ends the run, or is applied."""
     words = (BACK, "checkpoint.every=50")
@@ -170,6 +196,40 @@ def test_without_a_checkpoint_it_goes_back_to_the_beginning(runs: Runs) -> None:
     assert (back["to"], back["ahead"]) == (0, 10)
     assert [row["step"] for row in run.read_metrics()] == list(range(1, 17))
     assert losses(run)[0] != losses(runs.run(2))[0]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_request_to_stop_at_a_spike_counts_after_the_rollback(runs: Runs, ranks: int) -> None:
+    """Fault: the run says that it is saved at a step that is undone; or it goes on as if nobody had asked."""
+    alone = runs.run(1, BACK, fault="spike 9")
+    done = runs.start(ranks, BACK, fault="spike 9 asked_to_stop 10")
+    assert done.codes == [143] * ranks, done.said
+    (stopped,) = events(runs.last(), "stop")
+    assert stopped["step"] == 9
+    assert (runs.last().checkpoints / "step_00000009").exists()
+    assert_same(runs.run(ranks, BACK, resume=True, fault="spike 9"), alone, 1e-9)
+
+
+@pytest.mark.timeout(120)
+def test_a_spike_after_a_step_that_was_skipped_ends_the_row(runs: Runs) -> None:
+    """Fault: a finite step counts as skipped because it is a spike: it is not saved, and the run ends in vain."""
+    run = runs.run(2, SKIP, "train.num_steps=10", fault="spike 9 infinite_loss 9")
+    assert [event["step"] for event in events(run, "skipped_step")] == [9]
+    assert [event["step"] for event in events(run, "spike")] == [10]
+    assert events(run, "checkpoint")[-1]["step"] == 10
+
+
+@pytest.mark.timeout(120)
+def test_spikes_in_a_row_keep_the_checkpoint_before_their_cause(runs: Runs) -> None:
+    """Fault: steps that are spikes seem to prove the weights, and the last good checkpoint is deleted."""
+    words = (SKIP, "checkpoint.every=1", "checkpoint.keep_last=1", "train.num_steps=40")
+    done = runs.start(1, *words, fault="ruined 9")
+    assert done.codes == [1], done.said
+    (failed,) = events(runs.last(), "failed")
+    assert (failed["step"], failed["ruined_step"]) == (19, 9)
+    assert "continue from step 8:" in done.said
+    assert (runs.last().checkpoints / "step_00000008").exists()
 
 
 @pytest.mark.timeout(120)

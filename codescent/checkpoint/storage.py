@@ -10,6 +10,7 @@ import socket
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -168,8 +169,12 @@ class CheckpointWriter:
             )
         parts = cut_into_parts(self.items)
         names = [f"rank_{self._rank:05d}_part_{number:03d}.safetensors" for number in range(len(parts))]
-        with ThreadPoolExecutor(threads) as pool:
-            files = list(pool.map(lambda name, part: write_part(order, name, part, values), names, parts))
+        each = partial(write_part, order)
+        if threads == 1:  # by the caller: a pool would hold up the end of the process until all is written
+            files = [each(name, part, values) for name, part in zip(names, parts)]
+        else:
+            with ThreadPoolExecutor(threads) as pool:
+                files = list(pool.map(lambda name, part: each(name, part, values), names, parts))
         return {
             "files": {name: dataclasses.asdict(file) for name, (file, _) in zip(names, files)},
             "chunks": [[*described(item)[:3], dataclasses.asdict(chunk)] for _, of in files for item, chunk in of],

@@ -155,6 +155,14 @@ def lower_rates(run: OpenRun, step: int) -> list[str]:
     ]
 
 
+def after_spike(run: OpenRun) -> list[str]:
+    """What else helps a run that spikes have ended, where its update is right."""
+    keys = run.config.survive
+    accept = resume_command(run.path, f"survive.spike_factor={2 * keys.spike_factor:g}")
+    skip = " (or survive.on_spike=skip, which leaves out their updates)" if keys.on_spike != "skip" else ""
+    return [f"or accept such steps, and continue from the newest checkpoint: {accept}{skip}"]
+
+
 def _decaying(optimizer: Optimizer, decay_steps: int) -> Optimizer:
     return optimizer.model_copy(update={"decay_steps": decay_steps})
 

@@ -34,7 +34,7 @@ from codescent.train.profile import Profiler
 from codescent.train.ranks import RankTimes
 from codescent.train.report import Report
 from codescent.train.result import Launched, StepResult
-from codescent.train.saving import Saving
+from codescent.train.saving import Saving, completing
 from codescent.train.skips import SKIPS_ALLOWED, Culprit, Skips
 from codescent.train.standing import Standing
 from codescent.train.starts import before_it_begins, counted_if_stopped, refuse_idle, refuse_restarts
@@ -87,7 +87,9 @@ def train(config: Config, this_rank: Rank, *, resume: bool, notes: Sequence[str]
                     Profiler(run, report) as profiler,
                     ends_soon(this_rank.world_size),
                 ):
-                    outcome = _Steps(run, generation, report, stop, profiler, explained).take()
+                    steps = _Steps(run, generation, report, stop, profiler, explained)
+                    with completing(lambda: getattr(steps, "saving", None)):
+                        outcome = steps.take()
             world.at(ENDED)
         if outcome.exit_code:
             world.leave()
@@ -113,8 +115,7 @@ class _Steps:
     ) -> None:
         self.run, self.generation, self.report, self.stop = run, generation, report, stop
         self.profiler, self.explained, self.config, self.plan = profiler, explained, run.config, run.plan
-        train = self.config.train
-        self.standing = Standing(run.first_step, train.num_steps, Validations(train.stop_after))
+        self.standing = Standing(run.first_step, self.config.train.num_steps, Validations(self.config.train.stop_after))
         self.dues, self.beside = Dues(self.config, self.plan.schedule), Beside(run.world)
         self.culprit, self.replaces = Culprit(run.world.store), False
         self._attach()
@@ -143,8 +144,7 @@ class _Steps:
                 self._profiled(step)
             if stops and step < self.standing.last:
                 self.stop.is_obeyed = True
-                exit_code = self.report.stopped(step, together(UserError, self.stop.received))
-                return Outcome(self.run.path, step, exit_code)
+                return Outcome(self.run.path, step, self.report.stopped(step, together(UserError, self.stop.received)))
             if before is None:
                 step = self._replace_if_asked(step)
         self.saving.end(step)
@@ -246,7 +246,7 @@ class _Steps:
                 self.beside.meet()
             if not self.coupling.knows_steps:
                 self.run.world.meets(0)
-        return result.stop
+        return result.stop and self.skips.back is None  # else the next generation's first step stops
 
     def _within_round(self, step: int, rate: float, result: StepResult) -> None:
         """What follows from a step after which the ranks do not agree: this rank's own row. No rank waits."""

@@ -15,12 +15,11 @@ from codescent import tasks
 from codescent.base import output
 from codescent.base.agreement import together
 from codescent.base.counted import counted
-from codescent.base.errors import RunFailed, UserError
+from codescent.base.errors import UserError
 from codescent.base.extra import install
 from codescent.base.progress import OwnPage
 from codescent.base.stopping import TIME_LIMIT
 from codescent.base.time_limit import in_words
-from codescent.checkpoint.checkpoints import Saved
 from codescent.config.effects import effective
 from codescent.config.load import to_toml
 from codescent.coupling.membership import MembershipChange
@@ -32,28 +31,24 @@ from codescent.huggingface.folder import open_folder
 from codescent.huggingface.tokens import Controls, has_same_tokens, tokenizer_text
 from codescent.record.ranks import RankRow
 from codescent.train import threads
-from codescent.train.alike import Diverged
 from codescent.train.board import Board
-from codescent.train.continuing import after_culprit, ended_early, how_to_continue, lower_rates, schedule_is_over
+from codescent.train.continuing import ended_early, how_to_continue, schedule_is_over
 from codescent.train.corpora import corpus_columns
 from codescent.train.display import Display, StepShown
+from codescent.train.fault_report import FaultReport
 from codescent.train.heal import no_majority
 from codescent.train.introduction import description, drawn_weights, introduction, read_weights
 from codescent.train.loggers import END, START, Failure, Logger, Loggers
 from codescent.train.memory import peak_memory_bytes, row
-from codescent.train.not_finite import BadGradient, named_gradients
 from codescent.train.open import OpenRun
 from codescent.train.pace import Estimate, SlowSteps
 from codescent.train.predicted import Predicted
 from codescent.train.recorded_error import record
 from codescent.train.result import WAIT_COLUMN, StepResult
-from codescent.train.spikes import Spike
 from codescent.train.trackers import continue_in, trackers_of
 from codescent.train.validate import Validated
 from codescent.train.validations import Validations
 
-SAMPLES_NAMED = 3
-"""So many samples that are not finite are named in a line."""
 ROWS = 100_000
 """The largest number of metrics rows, about, that a run writes with log.metrics_every = auto."""
 LAST_WISH: dict[str, Any] = {"signal": None, "exit_code": 143}
@@ -72,13 +67,13 @@ class Report:
     def __init__(self, run: OpenRun, loggers: Sequence[Logger], notes: Sequence[str] = ()) -> None:
         self.notes, self.predicted = notes, Predicted(run)
         found = run.plan.flops()
-        self.bad_data: list[str] = []  # of the last step, and of the skipped steps before it
         self.run, self.flops, self.hardware_flops = run, found.total_flops, found.hardware_flops
         self.spec_peak: float | None = (run.machine["spec"] or {}).get("peak_flops_per_s")  # of a device
         self.tokens, self.devices = run.plan.work.tokens, run.world.this_rank.world_size * run.plan.devices
         log, steps = run.config.log, run.config.train.num_steps
         self.row_every = log.metrics_every or steps_between_rows(steps)
         self.display = Display(shown=run.world.is_first, num_steps=steps, first_step=run.first_step)
+        self.faults = FaultReport(run, self.display, self._event)
         self.told = run.path  # the path of the run folder that the user knows
         self.peak: float = run.machine["peak_flops_per_s"]  # of a device
         self.has_peak = not threads.is_slowed(run.machine["peak_others"])
@@ -290,53 +285,6 @@ class Report:
             for lost in found:
                 self._event("output_lost", rank=rank, **lost)
 
-    def skipped(
-        self, step: int, result: StepResult, culprit: str = "", updates: int = 1, found: Sequence[BadGradient] = ()
-    ) -> None:
-        """Report a step whose loss or gradients were not finite.
-
-        Args:
-            step: its number.
-            result: of it.
-            culprit: the rank that alone gave what is not finite; "": none.
-            updates: that the step has; some of them may have been good.
-            found: the ranks whose gradients were not finite.
-        """
-        gradients = [asdict(one) for one in found]
-        self._event(
-            "skipped_step", step=step, train_loss=result.train_loss, grad_norm=result.grad_norm, gradients=gradients
-        )
-        some = f"{result.skips} of {updates} updates were refused, the others have changed the weights"
-        self.display.warn(
-            f"step {step}: not finite (loss {result.train_loss}, norm of gradients {result.grad_norm}); "
-            f"{some if 0 < result.skips < updates else 'the weights are not changed'}"
-            f"{f'; of all ranks only {culprit} gave what is not finite' if culprit else ''}"
-            f"{f'; {named_gradients(found)}' if found else ''}"
-        )
-
-    def spike(self, step: int, spike: Spike, action: str) -> None:
-        """Report a spike, whose update is not applied. `action`: survive.on_spike."""
-        self._event("spike", step=step, action=action, **asdict(spike))
-        self.display.warn(f"step {step}: a spike: {spike}; the weights are not changed (survive.on_spike = {action})")
-
-    def rolled_back(self, step: int, saved: Saved | None) -> None:
-        """Report that the run goes back from a step to a checkpoint. The event is that of rollback.py."""
-        to = 0 if saved is None else saved.step
-        ahead = self.run.ahead[-1][1]
-        self.display.warn(f"step {step}: back to step {to}; from there on each step takes a batch {ahead} steps later")
-
-    def not_finite_data(self, step: int, lines: list[str]) -> None:
-        """Report the samples of a step, or of its validation, that hold NaN or infinity."""
-        if lines:
-            self.bad_data += lines
-            self._event("data_not_finite", step=step, samples=lines)
-            self.display.warn(f"step {step}: the data holds NaN or infinity: {_first_of(lines)}")
-
-    def skipped_before(self, step: int, count: int) -> None:
-        """Report that replicas have skipped steps since they agreed before, and not the last one."""
-        self._event("skipped_steps", step=step, count=count)
-        self.display.warn(f"step {step}: replicas have skipped {counted(count, 'step')} that were not finite")
-
     def late(self, step: int, portions: int) -> None:
         """Report that portions came too late, and do not count: a round had ended, or others have them by now."""
         if portions:
@@ -360,39 +308,6 @@ class Report:
         self._event("profile", **fields)
         self.display.say(sentence)
 
-    def not_saved(self, step: int, why: str) -> None:
-        """Report that a checkpoint was due but is not written."""
-        self._event("not_saved", step=step, reason=why)
-        self.display.warn(f"step {step}: not saved, because {why}; the next good step will be saved")
-
-    def failed(self, step: int, why: str, ruined_step: int, culprit: str = "") -> RunFailed:
-        """Record that the run ends because the weights after `ruined_step` are bad. Returns the error to raise.
-
-        `culprit`: see `skipped`; one rank alone is no fault of the optimizer. Nor is data that is not finite.
-        """
-        good = self.run.checkpoints.newest_step(before=ruined_step) or 0
-        self._event("failed", step=step, reason=why, ruined_step=ruined_step)
-        self.display.last()
-        ended = f"{self.run.path}: ended at step {step}, which is not saved: {why}"
-        if self.bad_data:
-            found = f"the data holds NaN or infinity: {_first_of(self.bad_data)}"
-            return RunFailed(ended, f"{found}: mend the data, and begin a new run")
-        if culprit:
-            return RunFailed(f"{ended}; {after_culprit(self.run, culprit, good)}")
-        return RunFailed(ended, *lower_rates(self.run, good))
-
-    def diverged(self, step: int, error: Diverged) -> None:
-        """Record that copies of the same tensors differ between ranks."""
-        self._event("diverged", step=step, differences=[asdict(one) for one in error.differences])
-
-    def healed(self, step: int, error: Diverged) -> None:
-        """Record that copies differed between ranks, and that they have the values of a majority now."""
-        self._event("healed", step=step, differences=[asdict(one) for one in error.differences])
-        for one in error.differences:
-            self.display.warn(
-                f"step {step}: {one}; they are copied from rank {one.majority[0]} (survive.on_divergence)"
-            )
-
     def saved(self, step: int, path: Path, seconds: float, *, best: bool, blocked_s: float | None = None) -> None:
         """Record that a checkpoint is complete, and lost output of every rank. Collective.
 
@@ -405,13 +320,6 @@ class Report:
         self._lost(together(UserError, output.new_failures))
         beside = {} if blocked_s is None else {"blocked_s": blocked_s}
         self._event("checkpoint", step=step, path=str(path), seconds=seconds, best=best, **beside)
-
-    def save_failed(self, step: int, error: UserError) -> None:
-        """Report that a checkpoint could not be written for want of room, and that the run goes on without it."""
-        self._event("save_failed", step=step, problems=list(error.problems))
-        self.display.warn(
-            f"step {step}: not saved: {'; '.join(error.problems)}; the run goes on (checkpoint.on_failed_save)"
-        )
 
     def stopped(self, step: int, received: list[dict[str, Any] | None]) -> int:
         """Report that the run has stopped on request.
@@ -473,8 +381,3 @@ def _padding(run: OpenRun) -> Padding | None:
     if not isinstance(source, PaddedSource):
         return None
     return Padding(source, run.plan.seed, work.global_batch_size, work.seq_len)
-
-
-def _first_of(lines: list[str]) -> str:
-    """The first lines, and how many more there are."""
-    return "; ".join(lines[:SAMPLES_NAMED]) + (f" and {len(lines) - SAMPLES_NAMED} more" * (len(lines) > SAMPLES_NAMED))

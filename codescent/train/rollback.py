@@ -4,10 +4,9 @@ Does not load it: the next generation does (generation.py). A resumed run reads 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from codescent.checkpoint.checkpoints import Saved
+from codescent.train.newest import newest
 from codescent.train.rolled_back import ROLLBACK, after_rollback
 from codescent.train.saving import Saving
 from codescent.train.validations import Validations
@@ -43,26 +42,23 @@ class Rollback:
         """
         run, keys = self.run, self.run.config.survive
         self.saving.settle(step)
-        found: dict[str, Any] = run.world.from_first(lambda: self._look(step - keys.rollback_steps))
-        to = found["step"]
-        if sum(after == to for after in found["before"]) >= MOST:
+        run.all_follow()
+        most, falls_back = step - keys.rollback_steps, run.config.checkpoint.fall_back
+        saved = newest(run.checkpoints, run.world, most + 1, run.folder, falls_back=falls_back) if most >= 0 else None
+        to = 0 if saved is None else saved.step
+        if run.world.from_first(lambda: self._times(to)) >= MOST:
             return None
         number = (run.ahead[-1][1] if run.ahead else 0) + step - to + keys.skip_batches - 1
         run.world.from_first(lambda: self._record(step, to, number))
         run.ahead = after_rollback(run.ahead, to, number)
         self.standing.back_to(to, Validations(run.config.train.stop_after), run.config.train.num_steps)
         self.standing.validations.read(run)
-        saved = found["saved"]
-        return RestartPoint(None if saved is None else Saved(**{**saved, "path": Path(saved["path"])}))
+        return RestartPoint(saved)
 
-    def _look(self, newest: int) -> dict[str, Any]:
-        """The newest checkpoint of at most `newest` steps, and where rollbacks went before. On rank 0."""
+    def _times(self, to: int) -> int:
+        """How often the run has gone back to a step. On rank 0."""
         assert self.run.folder is not None
-        saved = self.run.checkpoints.latest(before=newest + 1) if newest >= 0 else None
-        before = [event["to"] for event in self.run.folder.read_events() if event["kind"] == ROLLBACK]
-        if saved is None:
-            return {"step": 0, "saved": None, "before": before}
-        return {"step": saved.step, "saved": {**vars(saved), "path": str(saved.path)}, "before": before}
+        return sum(event["kind"] == ROLLBACK and event["to"] == to for event in self.run.folder.read_events())
 
     def _record(self, step: int, to: int, number: int) -> None:
         folder = self.run.folder

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,7 +72,7 @@ class Saving:
         """
         if self.under_way is not None and self.run.world.all_agree(self.under_way.save.ready):
             self._go_on(step)
-        if self.standing.unproven and not self.standing.skipped:
+        if self.standing.unproven and not (self.standing.skipped or self.standing.refused):
             self._rotate()
         elif first_skip:
             self.compare(step)
@@ -93,7 +93,7 @@ class Saving:
         if why and step == standing.last:
             raise self.failed(step, why, ruined_step=step)
         if why and due.save:
-            self.report.not_saved(step, why)
+            self.report.faults.not_saved(step, why)
         standing.overdue |= due.save
         if not why and (standing.overdue or self.is_best(val_loss)):
             if step == standing.last:
@@ -123,10 +123,10 @@ class Saving:
         except Diverged as error:
             if self.heals and step > self.run.first_step and heal(self.copies, error):
                 compare(self.copies, where)
-                self.report.healed(step, error)
+                self.report.faults.healed(step, error)
                 return
-            self.settle(step)
-            self.report.diverged(step, error)
+            self._settle_before_the_end(step)
+            self.report.faults.diverged(step, error)
             raise
 
     def checkpoint_of(self, step: int) -> Path:
@@ -143,21 +143,28 @@ class Saving:
             self.compare(step)
             begin = time.perf_counter()
             if not self.run.world.all_agree(self.trainer.optimizer.is_finite()):
-                raise self.report.failed(step, NOT_FINITE, ruined_step=step)
+                raise self.report.faults.failed(step, NOT_FINITE, ruined_step=step)
             path = self.run.save(step, self.trainer.tensors(), val_loss)
             self._saved(step, path, val_loss, time.perf_counter() - begin)
         return path
 
-    def failed(self, step: int, why: str, ruined_step: int, culprit: str = "") -> RunFailed:
-        """See `Report.failed`. First the save that is under way is completed: its weights were good."""
-        self.settle(step)
-        return self.report.failed(step, why, ruined_step, culprit)
+    def failed(self, step: int, why: str, ruined_step: int, culprit: str = "", *, spiked: bool = False) -> RunFailed:
+        """See `FaultReport.failed`. First the save that is under way is completed: its weights were good."""
+        self._settle_before_the_end(step)
+        return self.report.faults.failed(step, why, ruined_step, culprit, spiked=spiked)
 
     def end(self, step: int) -> None:
         """The last step is done: complete the save that is under way, and remove old checkpoints."""
         self.settle(step)
         if self.standing.unproven:
             self._rotate()
+
+    def end_by_error(self) -> None:
+        """The run ends by an error of any kind. One rank alone completes the save that is under way: its thread would
+        be left in a notebook. Of several ranks, others may not answer; their processes end."""
+        if self.under_way is not None and self.run.world.this_rank.world_size == 1:
+            with suppress(RunFailed):  # that save's weights are not finite: this is recorded
+                self._settle_before_the_end(self.under_way.step)
 
     def _begin(self, step: int, val_loss: float | None) -> None:
         """Begin to save step `step` beside training. Waits for the save before it."""
@@ -177,6 +184,15 @@ class Saving:
         while self.under_way is not None:
             self._go_on(step)
 
+    def _settle_before_the_end(self, step: int) -> None:
+        """The same before the run ends by a fault. A save that fails is reported, and does not hide the fault."""
+        saved = None if self.under_way is None else self.under_way.step
+        try:
+            self.settle(step)
+        except CheckpointError as error:
+            assert saved is not None
+            self.report.faults.save_failed(saved, error, goes_on=False)
+
     def _go_on(self, step: int) -> None:
         """Go on with the save that is under way, at step `step`, when all ranks have done their part. Collective.
 
@@ -193,11 +209,11 @@ class Saving:
             try:
                 path = save.go_on()
             except Unsound as error:
-                raise self.report.failed(step, NOT_FINITE, ruined_step=saved) from error
+                raise self.report.faults.failed(step, NOT_FINITE, ruined_step=saved) from error
             except CheckpointError:
                 if not self.run.was_renamed():
                     raise
-                self.report.not_saved(saved, "the run folder was renamed meanwhile")
+                self.report.faults.not_saved(saved, "the run folder was renamed meanwhile")
                 self.standing.overdue = True
                 return
             now = time.perf_counter()
@@ -215,7 +231,7 @@ class Saving:
         except NoRoom as error:
             if self.keys.on_failed_save == "stop":
                 raise
-            self.report.save_failed(step, error)
+            self.report.faults.save_failed(step, error)
             self.standing.overdue = False  # the next due step tries again
 
     def _saved(
@@ -236,3 +252,14 @@ class Saving:
             if self.run.world.is_first:
                 self.run.checkpoints.rotate()
         self.standing.unproven = False
+
+
+@contextmanager
+def completing(saving: Callable[[], Saving | None]) -> Iterator[None]:
+    """A block that takes steps. `saving`: of the present generation; None: there is none just now."""
+    try:
+        yield
+    except Exception:  # not a second Ctrl-C, which waits for nothing
+        if (present := saving()) is not None:
+            present.end_by_error()
+        raise

@@ -82,7 +82,7 @@ class Skips:
 
     def __init__(self, generation: Generation, saving: Saving, culprit: Culprit, stop: StopRequest) -> None:
         self.executor, self.spikes = generation.trainer.executor, generation.spikes
-        self.saving, self.report, self.standing = saving, saving.report, saving.standing
+        self.saving, self.report, self.standing = saving, saving.report.faults, saving.standing
         self.culprit, self.stop = culprit, stop
         self.rollback = Rollback(saving)
         self.needs_results = self.spikes.looks
@@ -100,8 +100,10 @@ class Skips:
 
         Of a round whose last step was skipped, as many steps count as each replica has skipped, at least one.
         """
-        if self.spikes.found is not None and not result.skipped:
-            self._spiked(step, self.spikes.found)
+        spike = None if result.skipped else self.spikes.found
+        self.standing.refused = spike is not None
+        if spike is not None:
+            self._spiked(step, result, spike)
             return self.back is not None
         each = self.executor.coupling.skips_of_each(result.skips) if result.skipped else 1
         self.standing.skipped = self.culprit.note(result, self.standing.skipped, each)
@@ -115,7 +117,7 @@ class Skips:
                 self.report.skipped_before(step, result.skips)
         return False
 
-    def _spiked(self, step: int, spike: Spike) -> None:
+    def _spiked(self, step: int, result: StepResult, spike: Spike) -> None:
         """What follows from a spike. No rank has updated its weights. Collective.
 
         Raises RunFailed: the run stops at spikes, or too many have followed each other.
@@ -124,7 +126,8 @@ class Skips:
         self.report.spike(step, spike, action)
         why = f"a spike: {spike}"
         if action == "skip" and self.spikes.in_row >= SKIPS_ALLOWED:
-            action, why = "stop", f"{why}; spikes in a row: {self.spikes.in_row}"
+            why = f"{why}; spikes in a row: {self.spikes.in_row}"
+            raise self.saving.failed(step, why, ruined_step=self.standing.good, spiked=True)
         if action == "rollback":
             self.back = self.rollback.before(step)
             if self.back is not None:
@@ -132,8 +135,8 @@ class Skips:
                 return
             action, why = "stop", f"{why}; it went back to the same step {MOST} times"
         if action == "stop":
-            raise self.saving.failed(step, why, ruined_step=step)
-        self.standing.good = step
+            raise self.saving.failed(step, why, ruined_step=step, spiked=True)
+        self.standing.skipped = self.culprit.note(result, self.standing.skipped)
 
     def _say(self, step: int, result: StepResult, found: Sequence[BadGradient] = ()) -> None:
         culprit, updates = self.culprit.of(result.culprit), self.executor.coupling.updates

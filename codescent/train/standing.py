@@ -15,12 +15,13 @@ class Standing:
     """How a run stands. Every rank has the same values, because all read the same results.
 
     Attributes:
-        good: the last step that all ranks know, and none has skipped.
+        good: the last step that all ranks know, and none has skipped. A spike is none.
         last: the last step of the run; an early end makes it smaller.
         validations: so far.
         skipped: consecutive skipped steps, up to the current one.
         overdue: a checkpoint was due at a step that could not be saved: the next good step is saved.
         unproven: no finite step has followed the newest checkpoint yet, so older checkpoints stay.
+        refused: the current step is a spike whose update was not applied. It proves no checkpoint.
     """
 
     good: int
@@ -29,11 +30,12 @@ class Standing:
     skipped: int = 0
     overdue: bool = False
     unproven: bool = False
+    refused: bool = False
 
     def back_to(self, step: int, validations: Validations, last: int) -> None:
         """The run stands as after `step`. `validations`: before any; `last`: the last step of the run."""
         self.good, self.last, self.validations = step, last, validations
-        self.skipped, self.overdue, self.unproven = 0, False, False
+        self.skipped, self.overdue, self.unproven, self.refused = 0, False, False, False
 
     def tell(self, world: World) -> None:
         """Those who have come late learn what the others know. Collective."""
