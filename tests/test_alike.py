@@ -150,8 +150,8 @@ HEALS = ("survive.on_divergence=heal", "train.check_every=1")
     [
         ("", 3, (), "model.blocks.0.mlp.up.weight optimizer.exp_avg.norm.bias"),
         ("", 3, ("train.precision=bf16",), "read.blocks.0.norm_1.weight model.tok.weight"),
-        ("dp_shard=2 dp_replicate=3 zero_stage=1", 6, (), "model.tok.weight"),
-        ("tp=2 dp_replicate=2", 4, (), "model.norm.weight"),
+        pytest.param("dp_shard=2 dp_replicate=3 zero_stage=1", 6, (), "model.tok.weight", marks=pytest.mark.slow),
+        pytest.param("tp=2 dp_replicate=2", 4, (), "model.norm.weight", marks=pytest.mark.slow),
     ],
 )
 def test_the_majority_heals_the_odd_rank_before_the_next_update(

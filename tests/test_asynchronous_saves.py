@@ -51,10 +51,10 @@ def same_weights(run: RunFolder, other: RunFolder, step: int) -> bool:
     ("ranks", "layout"),
     [
         (1, ()),
-        (2, ()),
+        pytest.param(2, (), marks=pytest.mark.slow),
         (2, ("parallel.dp_shard=2",)),
-        (2, ("parallel.pp=2",)),
-        (2, ("parallel.average_every=2", "train.num_steps=10")),
+        pytest.param(2, ("parallel.pp=2",), marks=pytest.mark.slow),
+        pytest.param(2, ("parallel.average_every=2", "train.num_steps=10"), marks=pytest.mark.slow),
     ],
 )
 def test_checkpoints_are_those_of_a_run_that_waits(runs: Runs, ranks: int, layout: tuple[str, ...]) -> None:

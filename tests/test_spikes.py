@@ -26,6 +26,7 @@ WORDS = (
 )
 SKIP, BACK = "survive.on_spike=skip", "survive.on_spike=rollback"
 LAYOUTS = [(2, ()), (2, ("parallel.tp=2",)), (2, ("parallel.pp=2",)), (2, ("parallel.dp_shard=2",))]
+QUICK = [(LAYOUTS[2], SKIP), (LAYOUTS[3], BACK)]
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +96,14 @@ def test_batches_are_left_out_from_the_right_step_on() -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("ranks", "layout"), LAYOUTS)
-@pytest.mark.parametrize("action", [SKIP, BACK])
+@pytest.mark.parametrize(
+    ("ranks", "layout", "action"),
+    [
+        pytest.param(*layout, action, marks=[] if (layout, action) in QUICK else pytest.mark.slow)
+        for layout in LAYOUTS
+        for action in (SKIP, BACK)
+    ],
+)
 def test_all_ranks_of_any_layout_decide_alike(runs: Runs, ranks: int, layout: tuple[str, ...], action: str) -> None:
     """Fault: one rank updates where others do not; or a layout leaves out other batches."""
     expected = runs.run(1, action, fault="spike 9")
