@@ -20,12 +20,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import psutil
-
 from codescent.base import writing
 from codescent.base.durable import replace_file
 from codescent.base.errors import RunFailed, UserError
 from codescent.base.output import warn
+from codescent.base.proc import stat_of
 from codescent.base.reading import read_bytes
 from codescent.record.lines import user_errors
 
@@ -53,7 +52,7 @@ class Holder:
     Attributes:
         process, host: process id and name of its machine.
         machine: identifies a start of the machine, and the numbers of its processes; "": unknown.
-        started_s: when the process has started, as its machine counts.
+        started: when the process has started, in ticks since the start of the machine: no clock that is set changes it.
         lease_s: for how long its lease holds.
         renewals: how often it has renewed its lease.
         released: whether it has ended, and has given up its lease.
@@ -62,7 +61,7 @@ class Holder:
     process: int
     host: str
     machine: str
-    started_s: float
+    started: int
     lease_s: float
     renewals: int = 0
     released: bool = False
@@ -70,8 +69,8 @@ class Holder:
     @classmethod
     def this(cls, lease_s: float) -> Holder:
         """This process."""
-        started_s = psutil.Process().create_time()
-        return cls(os.getpid(), platform.node(), _machine(), started_s, lease_s)
+        started = _started(os.getpid())
+        return cls(os.getpid(), platform.node(), "" if started is None else _machine(), started or 0, lease_s)
 
     def is_gone(self) -> bool:
         """Whether it has ended, as far as this machine can know."""
@@ -79,18 +78,14 @@ class Holder:
             return True
         if not self.machine or self.machine != _machine():
             return False
-        try:
-            return bool(psutil.Process(self.process).create_time() != self.started_s)
-        except psutil.NoSuchProcess:
-            return True
-        except psutil.Error:
-            return False
+        started = _started(self.process)
+        return started is not None and started != self.started
 
     def __str__(self) -> str:
         return f"process {self.process} on {self.host}"
 
 
-UNKNOWN = Holder(0, "another machine", "", 0.0, LEASE_S)
+UNKNOWN = Holder(0, "another machine", "", 0, LEASE_S)
 
 
 class Lease:
@@ -254,9 +249,10 @@ def _holder(content: bytes) -> Holder:
         holder = Holder(**json.loads(content))
     except (ValueError, TypeError, RecursionError):
         return UNKNOWN
-    kinds = {"process": int, "host": str, "machine": str, "renewals": int, "released": bool}
-    numbers = all(isinstance(value, (int, float)) for value in (holder.started_s, holder.lease_s))
-    fits = numbers and all(isinstance(getattr(holder, name), kind) for name, kind in kinds.items())
+    kinds = {"process": int, "host": str, "machine": str, "started": int, "renewals": int, "released": bool}
+    fits = isinstance(holder.lease_s, (int, float)) and all(
+        isinstance(getattr(holder, name), kind) for name, kind in kinds.items()
+    )
     return holder if fits and 0 < holder.lease_s <= MOST_S else UNKNOWN
 
 
@@ -270,6 +266,12 @@ def _machine() -> str:
         return f"{read_bytes(_BOOT, 64).decode().strip()} {_SPACE.readlink()}"
     except OSError:
         return ""
+
+
+def _started(process: int) -> int | None:
+    """When a process has started, in ticks since the start of the machine; 0: it has ended; None: /proc cannot tell."""
+    fields = stat_of(process)
+    return None if fields is None else int(fields[19]) if len(fields) > 19 else 0
 
 
 def _now_s() -> float:
