@@ -11,9 +11,10 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import torch
@@ -23,8 +24,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from codescent.base.errors import UserError
-from codescent.checkpoint import storage as checkpoint_storage
+from codescent.checkpoint import parts as checkpoint_parts
 from codescent.checkpoint.checkpoints import Checkpoints, Saved, read_tensors
+from codescent.checkpoint.save_beside import SaveBeside, Staging, Unsound
 
 WRITES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir"}
 SURVIVED, RAISED = 0, 3
@@ -33,7 +35,7 @@ SURVIVED, RAISED = 0, 3
 def run(place: Place, scenario: str, where: str, words: list[str]) -> Any:
     """Run a scenario of this file on a folder of checkpoints; what it returns."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    checkpoint_storage.PART_BYTES = 256 << 10  # several files of each rank
+    checkpoint_parts.PART_BYTES = 256 << 10  # several files of each rank
     Path(where).mkdir(parents=True, exist_ok=True)
     return globals()[scenario](Path(where), *words)
 
@@ -77,6 +79,71 @@ def save(folder: Path, step: int, variant: int = 0, keep_last: int = 2) -> None:
     """One save of the step's tensors."""
     checkpoints = Checkpoints(folder, keep_last, keep_best=False)
     checkpoints.save(step, make_tensors(step, variant), {"step": step, "variant": variant}, 1.0)
+
+
+def begin_beside(folder: Path, step: int, staging: Staging, tensors: dict[str, torch.Tensor], go: Event) -> SaveBeside:
+    """Begin a save that writes nothing before `go` is set."""
+
+    def is_sound(values: Collection[torch.Tensor]) -> bool:
+        return go.wait(60) and bool(values)
+
+    checkpoints = Checkpoints(folder, 2, keep_best=False)
+    return SaveBeside(checkpoints, step, tensors, {"step": step, "variant": 0}, 1.0, staging, is_sound)
+
+
+def save_beside(folder: Path, step: int) -> None:
+    """One save of the step's tensors beside the caller, which changes them at once."""
+    tensors, go = make_tensors(step), Event()
+    under_way = begin_beside(folder, step, Staging(), tensors, go)
+    for tensor in tensors.values():
+        tensor.fill_(9)
+    go.set()
+    while under_way.go_on() is None:
+        pass
+
+
+def mutated(folder: Path, world_size: str) -> list[dict[str, Any]]:
+    """Two saves beside the caller, who changes the tensors before a byte is written. The second one reuses memory."""
+
+    def work() -> dict[str, Any]:
+        save(folder, 1)
+        staging = Staging()
+        found: dict[str, list[Any]] = {"before": [], "variants": [], "steps": []}
+        for step in (2, 3):
+            tensors, go = make_tensors(step), Event()
+            under_way = begin_beside(folder, step, staging, tensors, go)
+            for tensor in tensors.values():
+                tensor.fill_(9)
+            if step == 2:
+                found["before"].append(look(folder)["step"])
+            dist.barrier()
+            go.set()
+            assert under_way.go_on() is None  # all files are there, and no name shows it
+            under_way.go_on()
+            seen = look(folder)
+            found["variants"].append(seen["variant"])
+            found["steps"].append(seen["step"])
+            dist.barrier()
+        return found
+
+    return ranks(folder, [work] * int(world_size))
+
+
+def unsound(folder: Path) -> list[dict[str, Any]]:
+    """Of two ranks the second refuses the values."""
+
+    def work() -> list[Any]:
+        save(folder, 1)
+        checkpoints, mine = Checkpoints(folder, 2, keep_best=False), dist.get_rank() == 0
+        under_way = SaveBeside(checkpoints, 2, make_tensors(2), {}, None, Staging(), lambda _: mine)
+        try:
+            under_way.go_on()
+        except Unsound:
+            dist.barrier()
+            return sorted(path.name for path in folder.iterdir())
+        raise AssertionError("it was saved")
+
+    return ranks(folder, [work, work])
 
 
 def at_write(count: int, act: Callable[[], None]) -> None:
@@ -151,7 +218,10 @@ def kill_points(folder: Path, world_size: str, victim: str, mode: str) -> list[d
     def work(here: Path, count: int, rank: int) -> None:
         if rank == int(victim):
             at_write(count, die)
-        save(here, *((2, 1, 2) if mode == "replace" else (3, 0, 1)))
+        if mode == "beside":
+            save_beside(here, 3)
+        else:
+            save(here, *((2, 1, 2) if mode == "replace" else (3, 0, 1)))
 
     rows = []
     for count in range(1, 1000):

@@ -18,10 +18,15 @@ from torch.distributed.tensor import DTensor
 
 from codescent.base.rank import Rank
 from codescent.base.stopwatch import Laps, Stopwatch
+from codescent.checkpoint import parts, storage
 from codescent.checkpoint.box import Box
+from codescent.checkpoint.checkpoints import Checkpoints
+from codescent.checkpoint.manifest import CheckpointError
 from codescent.config.load import load
 from codescent.coupling.averaging import Averaging
 from codescent.data import verified
+from codescent.data.loader import Loader, Portion
+from codescent.data.order import AheadOrder, batch_of
 from codescent.data.text import dataset
 from codescent.operators.linear import Linear
 from codescent.strategies import shards
@@ -46,6 +51,10 @@ def run(place: Place, words: list[str], resume: bool, fault: str = "", any_devic
     if kind == "late":  # all ranks, beside another fault
         Pending.is_late = property(lambda _: True)  # type: ignore[assignment, method-assign]
         fault = rest
+    if fault.startswith("spike "):  # all ranks; more words are a fault of the last one
+        _, batch, *more = fault.split()
+        spike(int(batch))
+        fault = " ".join(more)
     if fault.startswith("paced "):  # all ranks, the last one slower by a ratio
         _, seconds, ratio = fault.split()
         paced(float(seconds) * (float(ratio) if place.rank == place.ranks - 1 else 1.0))
@@ -268,6 +277,31 @@ def other_clock() -> None:
     profile.clock_of = lambda: "another machine"
 
 
+def spike(number: int) -> None:
+    """The batch of this number (from 0) has a loss and gradients that are a thousand times as large."""
+    whole = Loader._read
+
+    def read(self: Loader, first: int, count: int) -> list[Portion]:
+        ahead = self._sampler._ahead if isinstance(self._sampler, AheadOrder) else ()
+        found = enumerate(whole(self, first, count), first)
+        return [
+            dataclasses.replace(portion, losses=portion.losses / 1000) if batch_of(step, ahead) == number else portion  # type: ignore[arg-type]
+            for step, portion in found
+        ]
+
+    Loader._read = read  # type: ignore[method-assign]
+
+
+def killed_in_rollback() -> None:
+    """SIGKILL when a rollback is recorded, and the later checkpoints are still there."""
+
+    def kill(*_: Any) -> list[Path]:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+    Checkpoints.delete_after = kill  # type: ignore[method-assign]
+
+
 def paced(seconds: float) -> None:
     """Forward and backward passes each take so many seconds longer."""
     for method in ("_forward", "_backward"):
@@ -280,6 +314,12 @@ def slowed(whole: Callable[..., Any], seconds: float) -> Callable[..., Any]:
         return whole(*arguments)
 
     return patched
+
+
+def slow_asked_to_stop(seconds: str, step: str) -> None:
+    """SIGTERM in a step, while files of checkpoints take longer."""
+    slow_write(seconds)
+    asked_to_stop(step)
 
 
 def killed(step: str) -> None:
@@ -309,6 +349,42 @@ def little_memory(more: str) -> None:
         return step(executor, number, rate)
 
     Executor.launch = limited  # type: ignore[method-assign]
+
+
+def failing_write(step: str) -> None:
+    """The disk refuses the files of a step's checkpoint."""
+    whole = parts.write_part
+
+    def write(order: parts.SaveOrder, *arguments: Any) -> Any:
+        if order.step == int(step):
+            raise CheckpointError(f"{order.folder}: Input/output error: this checkpoint cannot be written")
+        return whole(order, *arguments)
+
+    storage.write_part = write
+
+
+def slow_write(seconds: str) -> None:
+    """Each file of a checkpoint takes so many seconds longer."""
+    storage.write_part = slowed(storage.write_part, float(seconds))
+
+
+def renamed_in_save(step: str) -> None:
+    """The run folder has another name before a file of a step's checkpoint is written."""
+    whole = parts.write_part
+
+    def write(order: parts.SaveOrder, *arguments: Any) -> Any:
+        run = order.folder.parent.parent
+        if order.step == int(step) and run.exists():
+            run.rename(run.with_name(f"{run.name}-moved"))
+        return whole(order, *arguments)
+
+    storage.write_part = write
+
+
+def killed_in_save(step: str) -> None:
+    """SIGKILL when a step begins, with an endless save under way."""
+    slow_write("60")
+    killed(step)
 
 
 def late_failure(*words: str) -> None:
@@ -343,6 +419,12 @@ FAULTS: dict[str, Callable[..., None]] = {
         other_value,
         other_code,
         little_memory,
+        failing_write,
+        slow_write,
+        slow_asked_to_stop,
+        killed_in_save,
+        renamed_in_save,
+        killed_in_rollback,
         late_failure,
     )
 }

@@ -142,6 +142,52 @@ def test_weights_of_one_rank_that_are_not_finite(runs: Runs) -> None:
     assert saved(runs) == ["step_00000002"]
 
 
+HEALS = ("survive.on_divergence=heal", "train.check_every=1")
+
+
+@pytest.mark.parametrize(
+    ("layout", "ranks", "words", "tensors"),
+    [
+        ("", 3, (), "model.blocks.0.mlp.up.weight optimizer.exp_avg.norm.bias"),
+        ("", 3, ("train.precision=bf16",), "read.blocks.0.norm_1.weight model.tok.weight"),
+        ("dp_shard=2 dp_replicate=3 zero_stage=1", 6, (), "model.tok.weight"),
+        ("tp=2 dp_replicate=2", 4, (), "model.norm.weight"),
+    ],
+)
+def test_the_majority_heals_the_odd_rank_before_the_next_update(
+    runs: Runs, layout: str, ranks: int, words: tuple[str, ...], tensors: str
+) -> None:
+    """Fault: a rank goes on with other values than the majority, or the wrong rank is taken for the right one."""
+    keys = [f"parallel.{key}" for key in layout.split()]
+    words = (*keys, *words, "train.microbatch_size=1", *HEALS)
+    sound = runs.run(ranks, *words)
+    run = runs.run(ranks, *words, fault=f"flip {tensors}")
+    (event,) = [event for event in run.read_events() if event["kind"] == "healed"]
+    assert event["step"] == 3
+    assert {rank for one in event["differences"] for rank in one["ranks"]} == {ranks - 1}
+    assert {device for one in event["differences"] for device in one["devices"]} == {"cpu"}
+    assert losses(run) == losses(sound)
+    assert saved(runs)[-1] == "step_00000006"
+
+
+@pytest.mark.parametrize("ranks", [2])
+def test_two_copies_have_no_majority_and_the_run_stops(runs: Runs, ranks: int) -> None:
+    """Fault: of two copies one is taken for the right one."""
+    done = runs.start(ranks, *HEALS, fault="flip model.tok.weight")
+    assert done.codes == [1] * ranks, done.said
+    assert done.said.count("two copies have no majority: with three the odd one is known") == ranks
+    assert "most tensors have 2 copies (parallel.dp_replicate x cp), and a majority needs three" in done.said
+    assert event_of(runs)["step"] == 3
+    assert saved(runs) == ["step_00000002"]
+
+
+def test_before_the_first_step_no_majority_heals(runs: Runs) -> None:
+    """Fault: a rank that has read other initial weights is overruled, and nobody looks at its folder."""
+    done = runs.start(3, *HEALS, fault="flip_at_start model.pos.weight")
+    assert done.codes == [1, 1, 1], done.said
+    assert event_of(runs)["step"] == 0
+
+
 def test_several_tensors_of_several_parts(runs: Runs) -> None:
     """A weight that tp divides and one that it does not are of different parts, held by different ranks."""
     done = runs.start(4, "parallel.tp=2", "parallel.dp_replicate=2", fault="flip model.tok.weight model.norm.bias")

@@ -44,6 +44,7 @@ SCRIPTS = (
     "tokenizing",
     "lora",
     "alike",
+    "async_saves",
     "all_reduce",
     "reduce_scatter",
     "zero_on_slow_links",

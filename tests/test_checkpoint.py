@@ -13,7 +13,7 @@ from checkpoint_ranks import make_tensors
 from safetensors.torch import load_file
 from syncs import noted
 
-from codescent.checkpoint import storage as checkpoint_storage
+from codescent.checkpoint import parts as checkpoint_parts
 from codescent.checkpoint.checkpoints import CheckpointError, Checkpoints, read_tensors
 
 BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
@@ -32,7 +32,7 @@ def steps(folder: Path) -> list[int]:
 @pytest.fixture(params=["one file", "several files"])
 def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "several files":
-        monkeypatch.setattr(checkpoint_storage, "PART_BYTES", 50_000)
+        monkeypatch.setattr(checkpoint_parts, "PART_BYTES", 50_000)
 
 
 @pytest.mark.usefixtures("parts")
@@ -214,7 +214,7 @@ def test_a_long_list_of_misfits_is_cut(tmp_path: Path) -> None:
 
 
 def test_read_tensors_reads_and_verifies_only_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_storage, "PART_BYTES", 1)
+    monkeypatch.setattr(checkpoint_parts, "PART_BYTES", 1)
     stored = {"model.a": torch.randn(5), "model.b": torch.randn(5), "optimizer.a": torch.randn(5)}
     path = Checkpoints(tmp_path, 1, keep_best=True).save(1, stored, {}, None)
     (path / "rank_00000_part_002.safetensors").unlink()

@@ -19,7 +19,7 @@ import pytest
 import torch
 from checkpoint_ranks import make_tensors
 
-from codescent.checkpoint import storage as checkpoint_storage
+from codescent.checkpoint import parts as checkpoint_parts
 from codescent.checkpoint.checkpoints import CheckpointError, Checkpoints, Saved, read_tensors
 from codescent.checkpoint.manifest import _fills, read_manifest
 
@@ -30,7 +30,7 @@ SENTINEL = 77
 @pytest.fixture
 def checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkpoints:
     """Steps 1 and 2, several files each."""
-    monkeypatch.setattr(checkpoint_storage, "PART_BYTES", 256 << 10)
+    monkeypatch.setattr(checkpoint_parts, "PART_BYTES", 256 << 10)
     made = Checkpoints(tmp_path / "checkpoints", 2, keep_best=True)
     for step in (1, 2):
         made.save(step, make_tensors(step), {"step": step}, 1.0 / step)
@@ -361,7 +361,7 @@ def test_no_file_of_the_package_unpickles_or_evaluates() -> None:
     """The static half of the rule. Collectives of objects, DCP's save and load among them, open the pickles of other
     ranks. DCP's own planner calls torch.load on byte items: ours has none. A user's file of tensors may be a .pt: it is
     read with torch's own refusal of everything but tensors."""
-    package = Path(checkpoint_storage.__file__).parent.parent
+    package = Path(checkpoint_parts.__file__).parent.parent
     forbidden = re.compile(
         r"\b(pickle\.loads?|Unpickler|marshal\.loads?|shelve\.|torch\.load\(|yaml\.load|weights_only=False|eval\(|exec\("
         r"|(all_gather|gather|broadcast|scatter|send|recv)_object(_list)?\b|state_dict_(saver|loader)\b)"

@@ -47,6 +47,8 @@ EVERY_RUN = {
     *("parallel.meet_s", "parallel.listen", "parallel.stopped_s"),
     *("parallel.average_every", "parallel.wire", "parallel.gossip", "parallel.servers"),
     *("checkpoint.every", "checkpoint.last", "checkpoint.keep_last", "profile.active"),
+    *("checkpoint.asynchronous", "checkpoint.fall_back", "checkpoint.on_failed_save"),
+    *("survive.on_divergence", "survive.on_spike"),
 }
 """Keys that every run reads, or that only need more ranks, or that are refused where they have no effect."""
 

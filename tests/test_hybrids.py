@@ -4,6 +4,7 @@ Does not repeat the table of trajectories: test_trajectories has every pair of t
 from __future__ import annotations
 
 import math
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -172,6 +173,10 @@ def test_an_infinite_gradient_on_one_rank_skips_the_step_on_all(runs: Runs, layo
     found = runs.run(layout.ranks, *layout.words, *words, fault="infinite_gradient")
     (skipped,) = [event for event in found.read_events() if event["kind"] == "skipped_step"]
     assert skipped["step"] == 3
+    (named,) = skipped["gradients"]
+    assert (named["rank"], named["host"]) == (layout.ranks - 1, socket.gethostname())
+    assert named["tensor"].startswith("blocks.")
+    assert named["tensor"].endswith(".weight")
     assert_same(found, sound, 1e-9, stop=2)
     assert not math.isfinite(found.read_metrics()[2]["grad_norm"])
     assert losses(found)[2] == pytest.approx(losses(sound)[2], rel=1e-9)  # the loss itself is sound

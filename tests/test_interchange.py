@@ -466,7 +466,7 @@ def test_nothing_half_made_is_left(project: Path, tmp_path: Path, monkeypatch: p
         with pytest.raises(UserError, match="no space left"):
             export_run(path, tmp_path / "out")
     with monkeypatch.context() as patch:
-        patch.setattr("codescent.checkpoint.storage._write_hashed", full)
+        patch.setattr("codescent.checkpoint.parts._write_hashed", full)
         with pytest.raises(UserError, match="no space left"):
             import_folder(folder, tmp_path / "out", load("default"))
     assert sorted(tmp_path.iterdir()) == before

@@ -15,8 +15,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from codescent.base.errors import RunFailed, UserError
+from codescent.checkpoint.checkpoints import CheckpointError, Checkpoints
+from codescent.record import RunFolder
 from codescent.record import lease as module
 from codescent.record.lease import Holder, Lease
 
@@ -127,6 +130,27 @@ def test_a_check_finds_that_another_has_taken_the_run(tmp_path: Path) -> None:
         first.check()
     first.release()
     assert json.loads((tmp_path / ".lease-2").read_text())["host"] == "elsewhere"
+
+
+def test_a_run_that_another_has_taken_gets_no_row_and_no_checkpoint(tmp_path: Path) -> None:
+    """Fault: a row, an event or a checkpoint of an older writer gets into the run of the newer one."""
+    run = RunFolder.create(tmp_path / "run", "", {})
+    run.hold()
+    run.lease(never)
+    run.metrics({"step": 1})
+    assert run.writer == 1
+    checkpoints = Checkpoints(run.checkpoints, 2, keep_best=False, of_run=True)
+    checkpoints.may_commit = run.may_write
+    checkpoints.save(1, {"weight": torch.ones(2)}, {})
+    (run.path / ".lease-1").rename(run.path / ".lease-2")
+    for write in (lambda: run.metrics({"step": 2}), lambda: run.event("note")):
+        with pytest.raises(RunFailed, match="writes this run now"):
+            write()
+    with pytest.raises(CheckpointError, match="writes this run now"):
+        checkpoints.save(2, {"weight": torch.ones(2)}, {})
+    assert [row["step"] for row in run.read_metrics()] == [1]
+    assert [one.name for one in run.checkpoints.iterdir()] == ["step_00000001"]
+    run.release()
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b'{"process": 1}', b"[" * 500])

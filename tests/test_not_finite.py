@@ -106,6 +106,38 @@ def test_infinite_weights_are_never_saved(project: Path, forker: Forker) -> None
     assert steps(project, "overflowed") == [4]
 
 
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        (3, ("train.global_batch_size=9",)),
+        (2, ("train.precision=bf16", "train.microbatch_size=2")),
+        (2, ("parallel.dp_shard=2", "parallel.zero_stage=3")),
+    ],
+)
+def test_a_gradient_that_is_not_finite_names_its_rank_and_first_tensor(
+    project: Path, forker: Forker, ranks: int, words: tuple[str, ...]
+) -> None:
+    """Fault: after the sum over ranks all have the same gradients, and nobody knows whose machine is at fault."""
+    name = f"whose-{ranks}-{len(words)}-{words[0]}"
+    run = forker.train(
+        project, name, ranks, *words, "train.num_steps=4", "train.eval_every=0", fault="infinite_gradient"
+    )
+    (event,) = [event for event in run.read_events() if event["kind"] == "skipped_step"]
+    (found,) = event["gradients"]
+    assert found["rank"] == ranks - 1
+    assert found["tensor"].startswith("blocks.0.")
+    assert found["tensor"].endswith(".weight")
+    assert found["tensors"] >= 2
+
+
+def test_a_gradient_is_named_also_where_its_step_is_read_late(project: Path, forker: Forker) -> None:
+    """Fault: the next step, which is launched before the result is read, has overwritten what was noted."""
+    words = ("train.num_steps=5", "train.eval_every=0")
+    run = forker.train(project, "whose-late", 2, *words, fault="late infinite_gradient")
+    (event,) = [event for event in run.read_events() if event["kind"] == "skipped_step"]
+    assert [(one["rank"], one["tensor"][:8]) for one in event["gradients"]] == [(1, "blocks.0")]
+
+
 def test_infinite_weights_of_one_rank_are_never_saved(project: Path, forker: Forker) -> None:
     """A rank sees only its own shards; every rank has to know what one of them has found."""
     words = ("parallel.dp_shard=2", "checkpoint.every=1", "train.num_steps=5", "train.eval_every=0")

@@ -17,22 +17,24 @@ from typing import Any
 
 import torch
 
-from codescent.base.agreement import RanksFailed, alone, rank, shortened, together, world_size
+from codescent.base.agreement import RanksFailed, alone, rank, shortened, together
 from codescent.base.torch_dtypes import CODE_DTYPES
 from codescent.checkpoint.box import Box
 from codescent.checkpoint.folders import by_step, discard, listed, remove
 from codescent.checkpoint.hold import hold, unheld
+from codescent.checkpoint.judged import lacks_room, misfits, refuse, share_of
 from codescent.checkpoint.manifest import (
     MANIFEST,
     CheckpointError,
     Manifest,
+    NoRoom,
     OtherFormat,
     damaged_files,
     read_manifest,
 )
 from codescent.checkpoint.storage import CheckpointWriter, read_into
 
-__all__ = ["CheckpointError", "Checkpoints", "Saved", "TensorReader", "read_tensors"]
+__all__ = ["CheckpointError", "Checkpoints", "NoRoom", "Saved", "TensorReader", "read_tensors"]
 
 _LEFTOVER = re.compile(r"\.(?:partial|deleted|replaced)_step_\d{8,18}.*")
 
@@ -91,24 +93,35 @@ class Checkpoints:
             validation_loss: loss for `keep_best`; None and NaN are never the best.
             rotates: False: old checkpoints stay until rank 0 calls `rotate`.
 
-        Returns the folder. Raises CheckpointError on every rank: the disk is full, or the file system failed. Older
-        checkpoints stay.
+        Returns the folder. Raises CheckpointError on every rank: the file system failed; NoRoom: the disk is full.
+        Older checkpoints stay.
         """
-        writer = CheckpointWriter(self.folder, step, dict(state), validation_loss, self._within, self.may_commit)
-        try:
+        writer = self.writer(step, state, validation_loss)
+        with self.completing(writer):
             writer.write(tensors)
+        if rotates and rank() == 0:
+            self.rotate()
+        return writer.final
+
+    def writer(self, step: int, state: Mapping[str, Any], validation_loss: float | None) -> CheckpointWriter:
+        """What writes the checkpoint of a step. Arguments as of `save`."""
+        return CheckpointWriter(self.folder, step, dict(state), validation_loss, self.within, self.may_commit)
+
+    @contextmanager
+    def completing(self, writer: CheckpointWriter) -> Iterator[None]:
+        """A block in which ranks write together. If it is refused, what was written is deleted. Errors as of `save`."""
+        try:
+            yield
         except (CheckpointError, RanksFailed) as error:  # every rank has finished writing
             writer.abandon()
             if isinstance(error, RanksFailed):
                 raise
-            raise CheckpointError(*shortened(error.problems), self._last_good()) from error
+            kind = NoRoom if lacks_room(error) else CheckpointError
+            raise kind(*shortened(error.problems), self._last_good()) from error
         except BaseException:  # a rank was lost; other ranks may still write, so the partial folder stays
             if alone():
                 writer.abandon()
             raise
-        if rotates and rank() == 0:
-            self.rotate()
-        return writer.final
 
     def latest(self, before: int | None = None) -> Saved | None:
         """The newest complete checkpoint (of a step less than `before`); None without one.
@@ -128,7 +141,7 @@ class Checkpoints:
             except OtherFormat:  # not damaged: another version can read it
                 raise
             except CheckpointError as error:
-                raise CheckpointError(*error.problems, self._way_back(step, path)) from error
+                raise CheckpointError(*error.problems, self.way_back(step, path)) from error
 
     def best(self) -> Saved | None:
         """The complete checkpoint with the lowest validation loss, the newest among equals; None without a loss."""
@@ -168,6 +181,18 @@ class Checkpoints:
         """The step of the newest checkpoint (less than `before`), readable or damaged; None without one."""
         return max((step for step in self._found() if before is None or step < before), default=None)
 
+    def damage(self, saved: Saved) -> list[str]:
+        """What is wrong with the files of a checkpoint, in sentences. Collective: the ranks share the files."""
+
+        def look() -> list[str]:
+            try:
+                manifest = _manifest_of(saved.step, saved.path)
+            except CheckpointError as error:
+                return list(error.problems)
+            return damaged_files(saved.path, manifest, share_of(manifest))
+
+        return list(dict.fromkeys(chain.from_iterable(together(CheckpointError, look))))
+
     def delete_after(self, step: int) -> list[Path]:
         """Delete the checkpoints of all later steps. Returns their folders.
 
@@ -176,7 +201,7 @@ class Checkpoints:
         later = [path for other, path in self._found().items() if other > step]
         for path in later:
             try:
-                discard(path, self._within)
+                discard(path, self.within)
             except OSError as error:
                 raise CheckpointError(f"{path}: {error.strerror}: delete it, then resume the run") from error
         return later
@@ -196,7 +221,7 @@ class Checkpoints:
     def clean(self) -> None:
         """Delete the folders of `incomplete`. Must not run during a save."""
         for path in self.incomplete():
-            remove(path, self._within)
+            remove(path, self.within)
 
     def load(
         self, saved: Saved, tensors: Mapping[str, torch.Tensor | Box], is_optional: Callable[[str], bool] | None = None
@@ -222,10 +247,10 @@ class Checkpoints:
         if len(set(save_ids)) > 1:
             raise CheckpointError(f"{saved.path}: not the same checkpoint on every rank")
         wanted = {*chain.from_iterable(names), *(filter(is_optional, manifest.tensors) if is_optional else ())}
-        misfits = together(CheckpointError, lambda: _misfits(manifest, tensors, wanted))
-        _refuse(f"{saved.path} is of another model or config:", misfits)
-        damage = together(CheckpointError, lambda: damaged_files(saved.path, manifest, _share_of(manifest)))
-        _refuse("", damage, self._way_back(saved.step, saved.path))
+        problems = together(CheckpointError, lambda: misfits(manifest, tensors, wanted))
+        refuse(f"{saved.path} is of another model or config:", problems)
+        damage = together(CheckpointError, lambda: damaged_files(saved.path, manifest, share_of(manifest)))
+        refuse("", damage, self.way_back(saved.step, saved.path))
         together(CheckpointError, lambda: _read(saved.path, manifest, tensors))
         return manifest.state
 
@@ -236,10 +261,12 @@ class Checkpoints:
         return listed(self.folder)
 
     @property
-    def _within(self) -> Path:
+    def within(self) -> Path:
+        """The folder that the user has named: see base/writing.py."""
         return self.folder.parent if self.of_run else self.folder
 
-    def _way_back(self, step: int, path: Path) -> str:
+    def way_back(self, step: int, path: Path) -> str:
+        """What to do where the checkpoint of a step cannot be used."""
         older = self.newest_step(before=step)
         way = "there is no older checkpoint" if older is None else f"delete that folder to go back to step {older}"
         return f"{path} cannot be used; {way}"
@@ -266,7 +293,7 @@ class Checkpoints:
         for step in sorted(set(losses) - keep):
             with unheld(found[step]) as free:
                 if free:
-                    discard(found[step], self._within)
+                    discard(found[step], self.within)
 
 
 def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, torch.Tensor]:
@@ -324,8 +351,8 @@ def _verified(path: Path, names: Collection[str] | None) -> Manifest:
     manifest = read_manifest(path)
     known = manifest.tensors
     wanted = known if names is None else names
-    _refuse(f"{path}:", [[f"{name}: not in the checkpoint" for name in wanted if name not in known]])
-    _refuse("", [damaged_files(path, manifest, {chunk.file for name in wanted for chunk in known[name].chunks})])
+    refuse(f"{path}:", [[f"{name}: not in the checkpoint" for name in wanted if name not in known]])
+    refuse("", [damaged_files(path, manifest, {chunk.file for name in wanted for chunk in known[name].chunks})])
     return manifest
 
 
@@ -355,41 +382,6 @@ def _manifest_of(step: int, path: Path) -> Manifest:
     if manifest.step != step:
         raise CheckpointError(f"{path / MANIFEST}: belongs to step {manifest.step}, not to step {step}")
     return manifest
-
-
-def _misfits(manifest: Manifest, tensors: Mapping[str, torch.Tensor | Box], wanted: set[str]) -> list[str]:
-    """Sentences on missing tensors, on another shape or dtype, and on extra tensors of the checkpoint."""
-    problems = []
-    for name, tensor in sorted(tensors.items()):
-        stored = manifest.tensors.get(name)
-        if stored is None:
-            problems.append(f"{name}: not in the checkpoint")
-            continue
-        saved, needed = (
-            f"{list(shape)} {str(dtype).removeprefix('torch.')}"
-            for shape, dtype in ((stored.shape, CODE_DTYPES[stored.dtype]), (tensor.shape, tensor.dtype))
-        )
-        if saved != needed:
-            problems.append(f"{name}: {saved} in the checkpoint, {needed} in this run")
-    extra = sorted(set(manifest.tensors) - wanted)
-    return problems + [f"{name}: in the checkpoint, but not in this run" for name in extra]
-
-
-def _refuse(title: str, by_rank: list[list[str]], advice: str = "") -> None:
-    if problems := list(dict.fromkeys(chain.from_iterable(by_rank))):  # each once, although several ranks report it
-        raise CheckpointError(*filter(None, [title, *shortened(problems), advice]))
-
-
-def _share_of(manifest: Manifest) -> list[str]:
-    """The files that this rank verifies. Files are assigned by size, each to the rank with the fewest bytes so far."""
-    loads = [0] * world_size()
-    mine = []
-    for name, file in sorted(manifest.files.items(), key=lambda pair: (-pair[1].size_bytes, pair[0])):
-        chosen = loads.index(min(loads))
-        loads[chosen] += file.size_bytes
-        if chosen == rank():
-            mine.append(name)
-    return mine
 
 
 def _read(path: Path, manifest: Manifest, tensors: Mapping[str, torch.Tensor | Box]) -> None:

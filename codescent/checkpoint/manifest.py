@@ -50,6 +50,10 @@ class CheckpointError(UserError):
     """A checkpoint cannot be written, or its files cannot be used."""
 
 
+class NoRoom(CheckpointError):
+    """A checkpoint cannot be written for want of room: the disk is full, or the quota is used up."""
+
+
 class OtherFormat(CheckpointError):
     """A complete checkpoint in a format that this program does not read."""
 
@@ -58,9 +62,7 @@ def refusal(error: OSError, path: Path, needed_bytes: int) -> CheckpointError:
     """The error for the user: the file system failed while a checkpoint of `needed_bytes` was written to `path`."""
     if is_full(error):
         free = shutil.disk_usage(path if path.is_dir() else path.parent).free
-        return CheckpointError(
-            f"{path}: no space left: this checkpoint needs {needed_bytes:,} bytes, {free:,} are free"
-        )
+        return NoRoom(f"{path}: no space left: this checkpoint needs {needed_bytes:,} bytes, {free:,} are free")
     return CheckpointError(f"{path}: {error.strerror or error}: this checkpoint cannot be written")
 
 

@@ -4,15 +4,12 @@ Does not choose old checkpoints to delete (checkpoints.py does). Uses only the p
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
-import math
 import os
 import socket
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.planner import ReadItem, TensorWriteData, WriteItem
+from torch.distributed.checkpoint.planner import ReadItem, WriteItem
 
 from codescent.base import writing
 from codescent.base.agreement import decided, rank
@@ -28,31 +25,21 @@ from codescent.base.durable import write_synced
 from codescent.base.errors import UserError
 from codescent.base.published import begin, commit
 from codescent.base.reading import open_unbuffered
-from codescent.base.safetensors_header import encode_header
-from codescent.base.torch_dtypes import CODE_DTYPES, DTYPE_CODES
+from codescent.base.torch_dtypes import CODE_DTYPES
 from codescent.checkpoint import manifest as stored
 from codescent.checkpoint.box import Box
 from codescent.checkpoint.folders import discard, remove
 from codescent.checkpoint.manifest import MANIFEST, THREADS, CheckpointError, Manifest, StoredChunk, refusal
-
-PART_BYTES = 256 << 20  # approximate size of a file; one thread hashes and writes each file
-PIECE_BYTES = 1 << 20  # hashed and written while still in the CPU cache
-HEADER_ALIGNMENT = 64
-HEADER_BYTES = 1024  # upper bound for the entries of a tensor in header and manifest
-
-
-@dataclass(frozen=True)
-class SaveOrder:
-    """Values of a save that rank 0 sends to all ranks: the folder to write to, and metadata of the files.
-
-    `within`: the user's folder around it, see base/writing.py.
-    """
-
-    folder: Path
-    within: Path
-    step: int
-    save_id: str
-    needed_bytes: int
+from codescent.checkpoint.parts import (
+    HEADER_BYTES,
+    SaveOrder,
+    Values,
+    bytes_of,
+    cut_into_parts,
+    described,
+    stored_bytes,
+    write_part,
+)
 
 
 class SavePlanner(DefaultSavePlanner):
@@ -120,17 +107,31 @@ class CheckpointWriter:
             CheckpointError: the file system failed, or a rank does not see the folder of rank 0.
             RanksFailed: the ranks save different steps or shapes, or a dtype that safetensors lacks.
         """
+        self.divide(tensors)
+        decided(CheckpointError, lambda: self.write_own(self.values), self.complete)
+
+    def divide(self, tensors: Mapping[str, torch.Tensor | Box]) -> None:
+        """Decide which chunks this rank writes (`items`), and create the hidden folder. Collective, errors as `write`.
+
+        Then `write_own` on every rank and `complete` on rank 0 make the checkpoint.
+        """
         items: list[WriteItem] = []
-        planner = SavePlanner(tensors)
+        self._planner = planner = SavePlanner(tensors)
 
         def describe() -> dict[str, Any]:
             items.extend(planner.create_local_plan().items)
-            return {"step": self._order.step, "items": [_described(item) for item in items]}
+            return {"step": self._order.step, "items": [described(item) for item in items]}
 
         order, chosen = decided(CheckpointError, describe, self._begin)
         self._order = SaveOrder(Path(order.pop("folder")), Path(order.pop("within")), **order)
-        mine = [items[number] for number in chosen[rank()]]
-        decided(CheckpointError, lambda: self._write(mine, planner), self._finish)
+        self._rank = rank()
+        self.items = [items[number] for number in chosen[self._rank]]
+
+    def values(self, item: WriteItem) -> torch.Tensor:
+        """The present values of a chunk."""
+        data = self._planner.resolve_data(item)
+        assert isinstance(data, torch.Tensor)
+        return data
 
     def abandon(self) -> None:
         """Delete the hidden folder (rank 0), to free the disk space."""
@@ -144,7 +145,7 @@ class CheckpointWriter:
             raise RuntimeError(f"the ranks save different steps: {steps}")
         chosen = balanced([one["items"] for one in ranks])
         tensors_bytes = sum(
-            _stored_bytes(one["items"][number]) + HEADER_BYTES for one, of in zip(ranks, chosen) for number in of
+            stored_bytes(one["items"][number]) + HEADER_BYTES for one, of in zip(ranks, chosen) for number in of
         )
         needed_bytes = tensors_bytes + len(json.dumps(self._state)) + 4096  # fails if the state is not JSON data
         order = self._order = dataclasses.replace(self._order, needed_bytes=needed_bytes)
@@ -154,25 +155,31 @@ class CheckpointWriter:
             raise refusal(error, Path(error.filename or order.folder), needed_bytes) from error
         return dataclasses.asdict(order) | {"folder": str(order.folder), "within": str(order.within)}, chosen
 
-    def _write(self, items: Sequence[WriteItem], planner: SavePlanner) -> dict[str, Any]:
-        """Write this rank's chunks. Returns its files, and each chunk with its tensor's name, dtype and shape."""
+    def write_own(self, values: Values, threads: int = THREADS) -> dict[str, Any]:
+        """Write this rank's chunks, by so many threads. Not collective: any thread may call it.
+
+        Returns its files, and each chunk with its tensor's name, dtype and shape.
+        """
         order = self._order
         if not order.folder.is_dir():
             raise CheckpointError(
-                f"{order.folder}: rank {rank()} on {socket.gethostname()} does not see it: checkpoints need a file "
+                f"{order.folder}: rank {self._rank} on {socket.gethostname()} does not see it: checkpoints need a file "
                 "system that all ranks share"
             )
-        parts = _cut(items)
-        names = [f"rank_{rank():05d}_part_{number:03d}.safetensors" for number in range(len(parts))]
-        with ThreadPoolExecutor(THREADS) as pool:
-            files = list(pool.map(lambda name, part: _write_part(order, name, part, planner), names, parts))
+        parts = cut_into_parts(self.items)
+        names = [f"rank_{self._rank:05d}_part_{number:03d}.safetensors" for number in range(len(parts))]
+        with ThreadPoolExecutor(threads) as pool:
+            files = list(pool.map(lambda name, part: write_part(order, name, part, values), names, parts))
         return {
             "files": {name: dataclasses.asdict(file) for name, (file, _) in zip(names, files)},
-            "chunks": [[*_described(item)[:3], dataclasses.asdict(chunk)] for _, of in files for item, chunk in of],
+            "chunks": [[*described(item)[:3], dataclasses.asdict(chunk)] for _, of in files for item, chunk in of],
         }
 
-    def _finish(self, ranks: list[dict[str, Any]]) -> None:
-        """Write the manifest and rename the folder. Raises CheckpointError: the file system failed."""
+    def complete(self, ranks: list[dict[str, Any]]) -> None:
+        """Write the manifest and rename the folder, on rank 0. Raises CheckpointError: the file system failed.
+
+        `ranks`: what `write_own` has returned on each rank.
+        """
         files = {name: stored.StoredFile(**file) for one in ranks for name, file in one["files"].items()}
         found: dict[str, tuple[str, tuple[int, ...], list[StoredChunk]]] = {}
         for name, dtype, shape, chunk in (entry for one in ranks for entry in one["chunks"]):
@@ -213,7 +220,7 @@ def balanced(ranks: Sequence[Sequence[Sequence[Any]]]) -> list[list[int]]:
     """Assign each chunk to one rank for writing: among the ranks that hold it, the rank with the fewest bytes so far.
 
     Args:
-        ranks: for each rank its chunks, in the form of `_described`.
+        ranks: for each rank its chunks, in the form of `described`.
 
     Returns for each rank the indices of its chunks to write.
 
@@ -229,28 +236,12 @@ def balanced(ranks: Sequence[Sequence[Sequence[Any]]]) -> list[list[int]]:
             holders[key].append((holder, number))
     load_bytes = [0] * len(ranks)
     chosen: list[list[int]] = [[] for _ in ranks]
-    chunk_bytes = {key: _stored_bytes(item) for key, item in items_of.items()}
+    chunk_bytes = {key: stored_bytes(item) for key, item in items_of.items()}
     for key in sorted(holders, key=lambda key: (-chunk_bytes[key], key[0])):  # largest first
         writer, number = min(holders[key], key=lambda one: load_bytes[one[0]])
         load_bytes[writer] += chunk_bytes[key]
         chosen[writer].append(number)
     return chosen
-
-
-def _described(item: WriteItem) -> list[Any]:
-    """A chunk as JSON data: name, dtype and shape of its tensor; its offsets and sizes.
-
-    Raises TypeError: safetensors lacks the dtype.
-    """
-    if item.tensor_data is None or _dtype(item) not in DTYPE_CODES:
-        raise TypeError(f"{item.index.fqn}: not a tensor of one of {', '.join(map(str, DTYPE_CODES))}")
-    data = item.tensor_data
-    return [item.index.fqn, DTYPE_CODES[_dtype(item)], *map(list, (data.size, data.chunk.offsets, data.chunk.sizes))]
-
-
-def _stored_bytes(described: Sequence[Any]) -> int:
-    """Bytes of a chunk in the form of `_described`."""
-    return int(math.prod(described[4])) * int(CODE_DTYPES[described[1]].itemsize)
 
 
 def read_into(folder: Path, manifest: Manifest, tensors: Mapping[str, torch.Tensor | Box]) -> None:
@@ -279,85 +270,6 @@ def read_into(folder: Path, manifest: Manifest, tensors: Mapping[str, torch.Tens
         list(pool.map(read_file, by_file))
 
 
-def _data(item: WriteItem) -> TensorWriteData:
-    """The chunk and the tensor of an item. All our items are tensors."""
-    assert item.tensor_data is not None
-    return item.tensor_data
-
-
-def _dtype(item: WriteItem) -> torch.dtype:
-    return _data(item).properties.dtype
-
-
-def item_bytes(item: WriteItem) -> int:
-    """Bytes of the chunk of an item."""
-    return _data(item).chunk.sizes.numel() * _dtype(item).itemsize
-
-
-def _cut(items: Sequence[WriteItem]) -> list[list[WriteItem]]:
-    """Split items into parts of about PART_BYTES, sorted by name. So a reader of the weights skips most other files."""
-    parts: list[list[WriteItem]] = []
-    part_bytes = 0
-    for item in sorted(items, key=lambda item: (item.index.fqn, tuple(item.index.offset or ()))):
-        if not parts or part_bytes + item_bytes(item) > PART_BYTES:
-            parts.append([])
-            part_bytes = 0
-        parts[-1].append(item)
-        part_bytes += item_bytes(item)
-    return parts
-
-
-def _write_part(
-    order: SaveOrder, name: str, items: list[WriteItem], planner: SavePlanner
-) -> tuple[stored.StoredFile, list[tuple[WriteItem, StoredChunk]]]:
-    """Write one safetensors file. The largest element sizes come first, so each chunk is aligned to its dtype."""
-    items = sorted(items, key=lambda item: -_dtype(item).itemsize)
-    header, starts = _header(order, items)
-    hasher = hashlib.sha256()
-    try:
-        with writing.open_new(order.folder / name, within=order.within) as file:
-            _write_hashed(file, hasher, memoryview(header))
-            for item in items:
-                data = planner.resolve_data(item)
-                assert isinstance(data, torch.Tensor)
-                _write_hashed(file, hasher, _bytes_of(data.detach().cpu().contiguous()))
-            os.fsync(file.fileno())
-            whole = stored.StoredFile(file.tell(), hasher.hexdigest())
-    except OSError as error:
-        raise refusal(error, order.folder / name, order.needed_bytes) from error
-    chunks = []
-    for item, start in zip(items, starts):
-        box = _data(item).chunk
-        chunk = StoredChunk(name, start, start + item_bytes(item), tuple(box.offsets), tuple(box.sizes))
-        chunks.append((item, chunk))
-    return whole, chunks
-
-
-def _header(order: SaveOrder, items: Sequence[WriteItem]) -> tuple[bytes, list[int]]:
-    """The header of a safetensors file, and the byte at which each item begins in the file."""
-    tensors = []
-    for item in items:
-        box, name = _data(item).chunk, item.index.fqn
-        if box.sizes != _data(item).size:  # the name of a shard has its index ranges, as in Python
-            name += "[" + ",".join(f"{offset}:{offset + size}" for offset, size in zip(box.offsets, box.sizes)) + "]"
-        tensors.append((name, DTYPE_CODES[_dtype(item)], box.sizes))
-    metadata = {"format": "pt", "save_id": order.save_id, "step": str(order.step)}
-    return encode_header(tensors, metadata, HEADER_ALIGNMENT)
-
-
-def _write_hashed(file: FileIO, hasher: Any, data: memoryview) -> None:
-    for start in range(0, len(data), PIECE_BYTES):
-        piece = data[start : start + PIECE_BYTES]
-        hasher.update(piece)
-        while piece:  # a nearly full disk writes a part of a piece, then raises
-            piece = piece[file.write(piece) :]
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor, without a copy."""
-    return tensor.reshape(-1).view(torch.uint8).numpy().data
-
-
 def _read_box(file: FileIO, chunk: StoredChunk, dtype: torch.dtype, item: ReadItem, target: torch.Tensor) -> None:
     """Read the rows (first dim) of a chunk that a read item needs, and fill `target`.
 
@@ -369,7 +281,7 @@ def _read_box(file: FileIO, chunk: StoredChunk, dtype: torch.dtype, item: ReadIt
     file.seek(chunk.start_bytes + (offsets[0] * row_bytes if offsets else 0))
     direct = rows_shape == lengths and target.device.type == "cpu" and target.is_contiguous()
     rows = target if direct else torch.empty(rows_shape, dtype=dtype)
-    _read_exactly(file, _bytes_of(rows))
+    _read_exactly(file, bytes_of(rows))
     if not direct:
         for dim in range(1, len(lengths)):
             rows = rows.narrow(dim, offsets[dim], lengths[dim])

@@ -40,6 +40,8 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
     yield from _device_contradictions(config)
     yield from _lora_contradictions(config)
     yield from _restart_contradictions(config)
+    yield from _checkpoint_contradictions(config)
+    yield from _spike_contradictions(config)
     yield from mixture_contradictions(config)
     for first, second in INSTEAD:
         if is_given(config, first) and is_given(config, second):
@@ -107,6 +109,60 @@ def _lora_contradictions(config: Config) -> Iterator[Contradiction]:
             ("parallel.offload", "lora.rank"),
             'given "optimizer", but lora.rank is set: the optimizer has state for the adapters only, which is small; '
             'set parallel.offload to "none", or to "all" (also weights, with dp_shard and zero_stage 3)',
+        )
+
+
+def _checkpoint_contradictions(config: Config) -> Iterator[Contradiction]:
+    """Saves beside training, in runs whose workers may die or come while one is under way."""
+    if not config.checkpoint.asynchronous:
+        return
+    parallel = config.parallel
+    others = {
+        "servers": (parallel.servers != 0, "set it to 0"),
+        "updates": (parallel.updates != "synchronous", 'set it to "synchronous"'),
+    }
+    for name, (excludes, what) in others.items():
+        if excludes:
+            yield (
+                ("checkpoint.asynchronous", f"parallel.{name}"),
+                f"given true, but with parallel.{name} = {json.dumps(getattr(parallel, name))} ranks take steps alone "
+                f"and may be lost while a save is under way: {what}, or checkpoint.asynchronous to false",
+            )
+
+
+def _spike_contradictions(config: Config) -> Iterator[Contradiction]:
+    """Runs in which a spike cannot be refused, or in which there is no checkpoint to go back to."""
+    survive, parallel, checkpoint = config.survive, config.parallel, config.checkpoint
+    if survive.on_spike == "none":
+        return
+    others = {
+        "servers": (parallel.servers != 0, "0"),
+        "average_every": (parallel.average_every != 0, "0"),
+        "gossip": (parallel.gossip != "none", '"none"'),
+    }
+    for name, (excludes, instead) in others.items():
+        if excludes:
+            yield (
+                ("survive.on_spike", f"parallel.{name}"),
+                f'given "{survive.on_spike}", but with parallel.{name} = {json.dumps(getattr(parallel, name))} ranks '
+                f'update without the loss of all: set it to {instead}, or survive.on_spike to "none"',
+            )
+    if survive.on_spike != "rollback":
+        return
+    if not checkpoint.every:
+        yield (
+            ("survive.on_spike", "checkpoint.every"),
+            'given "rollback", but checkpoint.every is 0: there is no checkpoint to go back to; set it to a number of '
+            "steps",
+        )
+        return
+    oldest = (checkpoint.keep_last - 1) * checkpoint.every + 1
+    if oldest < survive.rollback_steps:
+        yield (
+            ("survive.rollback_steps", "checkpoint.keep_last", "checkpoint.every"),
+            f"given {survive.rollback_steps}, but just after a save the oldest checkpoint is {oldest} steps old "
+            f"(checkpoint.keep_last = {checkpoint.keep_last}, checkpoint.every = {checkpoint.every}): set "
+            f"checkpoint.keep_last to {-(-(survive.rollback_steps - 1) // checkpoint.every) + 1}",
         )
 
 

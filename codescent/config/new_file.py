@@ -25,7 +25,7 @@ OFTEN: Mapping[str, tuple[str, ...]] = {
         *("beta2", "weight_decay", "max_grad_norm"),
     ),
     "checkpoint": ("every", "keep_last"),
-    "survive": ("lease_s",),
+    "survive": ("on_divergence", "on_spike"),
     "parallel": ("ranks", "dp_replicate", "dp_shard", "zero_stage", "tp", "pp", "cp", "recompute"),
     "log": ("every", "sample_tokens", "sample_prompt", "sample_temperature", "tensorboard"),
     "profile": ("active",),

@@ -33,6 +33,7 @@ from codescent.config.keys import (
 from codescent.config.mixture import MIXTURE, Mixture
 from codescent.config.optimizer import Optimizer as Optimizer
 from codescent.config.parallel import Parallel as Parallel
+from codescent.config.survive import Survive as Survive
 
 RECORDS = at_least("profile.active", 1)
 """Only a run that records a profile reads the key."""
@@ -404,16 +405,19 @@ class Checkpoint(Section):
         "save a checkpoint at each validation with the lowest loss so far, and keep the best one",
         only=other_than("train.eval_every", 0),
     )
-
-
-class Survive(Section):
-    """What a run does where ranks, hosts or disks fail (`codescent docs faults`)."""
-
-    lease_s: float = key(
-        30.0,
-        "seconds after which another host may write the run, if the host that writes it is cut off; that one then ends",
-        ge=1,
-        le=3600,
+    fall_back: bool = key(
+        False,
+        "resume from the checkpoint before, if the newest one is damaged; that one is kept under another name",
+    )
+    asynchronous: bool = key(
+        False,
+        "copy what a checkpoint has into host memory, and write it beside training; the last one of a run, and that of "
+        "a run that is asked to stop, are waited for",
+    )
+    on_failed_save: Literal["stop", "go_on"] = key(
+        "stop",
+        "what a run does if a checkpoint has no room on the disk: stop; or go_on: train on without it, and try again "
+        "when the next one is due",
     )
 
 

@@ -4,6 +4,7 @@ Does not read samples (loader.py does). Stores no order: it is computed from the
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -63,6 +64,27 @@ class Sampler:
             rows.append(numbers.astype(np.int64).reshape(steps, stop - start))
             step += steps
         return np.concatenate(rows)
+
+
+Ahead = Sequence[tuple[int, int]]
+"""Pairs (step, number), ascending: after so many steps, steps take batches that come so many later in the order."""
+
+
+def batch_of(step: int, ahead: Ahead) -> int:
+    """The number in the order (from 0) of the batch of step `step` (from 0)."""
+    return step + next((number for after, number in reversed(ahead) if after <= step), 0)
+
+
+class AheadOrder:
+    """Another order, in which some batches are left out."""
+
+    def __init__(self, order: StepOrder, ahead: Ahead) -> None:
+        self._order, self._ahead, self.global_batch_size = order, ahead, order.global_batch_size
+
+    def indices_of_steps(self, first: int, count: int, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """See `StepOrder`."""
+        batches = [batch_of(step, self._ahead) for step in range(first, first + count)]
+        return np.concatenate([self._order.indices_of_steps(batch, 1, start, stop) for batch in batches])
 
 
 def permute(places: Places, count: int, keys: Places) -> Places:

@@ -34,6 +34,7 @@ class Deadlines:
         self._steps: deque[float] = deque(maxlen=KEPT)
         self._sections: dict[str, deque[float]] = {}
         self._counts: dict[tuple[int, str], int] = {}
+        self._stepped: set[int] = set()  # ranks of which a step was seen to end
         self._last: dict[int, tuple[int, float]] = {}  # of each rank: steps that are done, and when that was seen
 
     def learn(self, pages: Mapping[int, Page], now_s: float) -> None:
@@ -45,11 +46,13 @@ class Deadlines:
                     self._sections.setdefault(name, deque(maxlen=KEPT)).append(seconds)
             if page.position == ENDED:
                 continue
+            if rank not in self._stepped and page.took.steps > 1:
+                self._steps.append(page.took.work_s / page.took.steps)  # all that is known of steps by now
             steps, (before, seen_s) = int(page.position), self._last.get(rank, (int(page.position), now_s))
-            if rank not in self._last and page.took.steps > 1:  # steps before the first look
-                self._steps.append(page.took.work_s / page.took.steps)
             if steps > before:
-                self._steps.append((now_s - seen_s) / (steps - before))
+                if rank in self._stepped:
+                    self._steps.append((now_s - seen_s) / (steps - before))
+                self._stepped.add(rank)  # the start and the first step, which compiles, are no step
             if steps != before or rank not in self._last:
                 self._last[rank] = steps, now_s
 

@@ -13,12 +13,15 @@ import json
 import os
 import platform
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+import psutil
 
 from codescent.base import writing
 from codescent.base.durable import replace_file
@@ -52,7 +55,7 @@ class Holder:
     Attributes:
         process, host: process id and name of its machine.
         machine: identifies a start of the machine, and the numbers of its processes; "": unknown.
-        started: when the process has started, in ticks since the start of the machine: no clock that is set changes it.
+        started: when the process has started. On Linux in ticks since the start of the machine: clocks may be set.
         lease_s: for how long its lease holds.
         renewals: how often it has renewed its lease.
         released: whether it has ended, and has given up its lease.
@@ -61,7 +64,7 @@ class Holder:
     process: int
     host: str
     machine: str
-    started: int
+    started: float
     lease_s: float
     renewals: int = 0
     released: bool = False
@@ -249,10 +252,9 @@ def _holder(content: bytes) -> Holder:
         holder = Holder(**json.loads(content))
     except (ValueError, TypeError, RecursionError):
         return UNKNOWN
-    kinds = {"process": int, "host": str, "machine": str, "started": int, "renewals": int, "released": bool}
-    fits = isinstance(holder.lease_s, (int, float)) and all(
-        isinstance(getattr(holder, name), kind) for name, kind in kinds.items()
-    )
+    kinds = {"process": int, "host": str, "machine": str, "renewals": int, "released": bool}
+    numbers = all(isinstance(value, (int, float)) for value in (holder.started, holder.lease_s))
+    fits = numbers and all(isinstance(getattr(holder, name), kind) for name, kind in kinds.items())
     return holder if fits and 0 < holder.lease_s <= MOST_S else UNKNOWN
 
 
@@ -261,15 +263,22 @@ def _name(generation: int) -> str:
 
 
 def _machine() -> str:
-    """Identifies a start of this machine, and the numbers of its processes: containers have their own."""
+    """Identifies a start of this machine, and the numbers of its processes: containers of Linux have their own."""
     try:
         return f"{read_bytes(_BOOT, 64).decode().strip()} {_SPACE.readlink()}"
     except OSError:
-        return ""
+        return f"{platform.node()} {psutil.boot_time() // 60:.0f}" if sys.platform == "darwin" else ""
 
 
-def _started(process: int) -> int | None:
-    """When a process has started, in ticks since the start of the machine; 0: it has ended; None: /proc cannot tell."""
+def _started(process: int) -> float | None:
+    """When a process has started; 0: it has ended; None: this system cannot tell. See Holder."""
+    if sys.platform == "darwin":
+        try:
+            return psutil.Process(process).create_time()
+        except psutil.NoSuchProcess:
+            return 0
+        except psutil.Error:
+            return None
     fields = stat_of(process)
     return None if fields is None else int(fields[19]) if len(fields) > 19 else 0
 

@@ -354,10 +354,14 @@ class RunFolder:
             if self._lease is not None:
                 self._lease.follow(self.path)
             self.event("moved", before=str(before), after=str(self.path))
+        self.may_write()
+        return self.path
+
+    def may_write(self) -> None:
+        """Make sure that no other process has taken the run. Any thread may ask. Raises RunFailed: one has."""
         lease = self._lease
         if lease is not None and (time.clock_gettime(CLOCK) > lease.ends_s or not os.path.lexists(lease.path)):
             lease.check()
-        return self.path
 
     def _renamed(self) -> Path:
         """The new path of the renamed folder, from its open descriptor (Linux only)."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
+    from codescent.strategies.own_sums import OwnSums
     from codescent.strategies.wire_buckets import CompressedBuckets
 
 
@@ -234,6 +235,7 @@ class BucketedGradients:
         self.alone = group is None or group.size() == 1
         self.wire_dtype, self.sum_dtype = wire_dtype, sum_dtype
         self.in_place = not self.alone and wire_dtype == sum_dtype
+        self.own = self._own_sums()
         self.last = False
         self.sums: dict[int, torch.Tensor] = {}
         self.complete: dict[int, torch.Tensor] = {}
@@ -248,6 +250,13 @@ class BucketedGradients:
             for index, parameter in enumerate(self.parameters)
             if group is not None or parameter.dtype != sum_dtype  # else `reduce` takes the sum from `.grad`
         ]
+
+    def _own_sums(self) -> OwnSums | None:
+        """Sums of the gradients before those of other ranks are added; None: none are added, and the host sees them."""
+        from codescent.strategies.own_sums import OwnSums  # noqa: PLC0415 - needs torch
+
+        on_host = all(parameter.device.type == "cpu" for parameter in self.parameters)
+        return None if self.alone and on_host else OwnSums()
 
     def _allocate(self) -> None:
         for bucket in self.buckets:
@@ -295,6 +304,8 @@ class BucketedGradients:
         """Begin to sum a full bucket over the ranks."""
         from codescent.strategies.collectives import start_all_reduce  # noqa: PLC0415 - keeps torch out of planning
 
+        if self.own is not None:
+            self.own.add(self.buckets[number], [self.views[index] for index in self.buckets[number]])
         if self.compressed is not None and self.step >= self.compressed.since:
             return self.compressed.start(number, [self.views[index] for index in self.buckets[number]])
         return start_all_reduce(self.buffers[number], group=self.group)
@@ -302,6 +313,8 @@ class BucketedGradients:
     def before_backward(self, *, last: bool, chunk: int = 0, step: int = 0) -> None:
         """See Gradients. `chunk` is not needed: only the hooks of this chunk's parameters run."""
         self.last, self.step = last, step
+        if self.own is not None:
+            self.own.begin(step)
 
     def reduce(self) -> None:
         """See Gradients. A parameter that did not contribute to the loss has a gradient of zero."""
@@ -313,6 +326,12 @@ class BucketedGradients:
         for work in self.works:
             work.wait()
         self.works.clear()
+        if self.own is not None and self.alone and self.parameters:
+            self.own.add(range(len(self.parameters)), self.collect())
+
+    def not_finite(self, step: int) -> Sequence[int] | None:
+        """See Gradients."""
+        return None if self.own is None else self.own.not_finite(step)
 
     def collect(self) -> Sequence[torch.Tensor]:
         """See Gradients."""

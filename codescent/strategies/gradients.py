@@ -47,6 +47,10 @@ class NoGradients:
         """See Gradients."""
         return ()
 
+    def not_finite(self, step: int) -> Sequence[int] | None:
+        """See Gradients."""
+        return ()
+
     def release(self) -> None:
         """See Gradients."""
 

@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from codescent.strategies.collectives import start_all_gather, start_all_reduce, start_reduce_scatter
+from codescent.strategies.own_sums import OwnSums
 
 
 class AsyncAllGather:
@@ -70,6 +71,7 @@ class GradientsInFlight:
         self.reductions: deque[UnitReduction] = deque()
         self.sums: dict[nn.Parameter, torch.Tensor] = {}
         self.gathers: WeakSet[torch.Tensor] = WeakSet()
+        self.own = OwnSums()
 
     def advance(self) -> None:
         """Finish the reductions that are in their last collective. Start the all-reduce of the others."""
@@ -106,12 +108,13 @@ class AsyncReduceScatter:
     """fully_shard's reduce-scatter of one unit, asynchronous: fully_shard continues before its output has values.
 
     `last`: this unit is the last in backward. Then its all-reduce starts at once, because no other backward can hide
-    it. `parameters`: the unit's trained shards; set after construction, once the shards have memory.
+    it. `parameters`: the unit's trained shards, `indices`: theirs; set after construction, once the shards have memory.
     """
 
     def __init__(self, in_flight: GradientsInFlight, *, last: bool) -> None:
         self.in_flight, self.last = in_flight, last
         self.parameters: list[nn.Parameter] = []
+        self.indices: list[int] = []
         self.allocates_input = True
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -131,6 +134,7 @@ class AsyncReduceScatter:
         """Start the reduce-scatter, and the next collective of the units before this one."""
         same = output_tensor.dtype == input_tensor.dtype
         wire = output_tensor if same else torch.empty_like(output_tensor, dtype=input_tensor.dtype)
+        self.in_flight.own.add(self.indices, [input_tensor])
         work = start_reduce_scatter(wire, input_tensor, group=group)
         self.in_flight.advance()
         self.in_flight.reductions.append(UnitReduction(self.parameters, output_tensor, wire, input_tensor, work))

@@ -47,6 +47,10 @@ class PartialGradients:
         """See Gradients."""
         return self.collected
 
+    def not_finite(self, step: int) -> Sequence[int] | None:
+        """See Gradients. Of partial gradients other ranks' terms may be added."""
+        return self.before.not_finite(step)
+
     def release(self) -> None:
         """See Gradients."""
         self.collected = ()

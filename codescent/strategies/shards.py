@@ -134,15 +134,19 @@ class ShardedGradients:
         self.parts, self.stage, self.sum_dtype = list(parts), stage, sum_dtype
         self.added: set[int] = set()  # chunks whose micro-batches are being added, in stage 1
         self.parameters = [p for part in parts for p in part.parameters() if p.requires_grad]
+        places = {id(parameter): number for number, parameter in enumerate(self.parameters)}
         overlapping = [cast(Any, part) for part in parts if hasattr(part, "in_flight")]
         self.in_flight: list[GradientsInFlight] = [part.in_flight for part in overlapping]
         for part in overlapping:
             for unit, reduction in part.reductions.items():
                 reduction.parameters = _trained(unit, list(part.reductions)[1:])
+                reduction.indices = [places[id(parameter)] for parameter in reduction.parameters]
 
     def before_backward(self, *, last: bool, chunk: int = 0, step: int = 0) -> None:
         """See Gradients."""
         self.reduce()
+        for one in self.in_flight:
+            one.own.begin(step)
         if self.stage == 1:
             (self.added.discard if last else self.added.add)(chunk)
         set_last_backward(self.parts[chunk], self.stage, last=last)
@@ -156,6 +160,10 @@ class ShardedGradients:
         """See Gradients. This rank's shards."""
         sums = {parameter: gradient for one in self.in_flight for parameter, gradient in one.sums.items()}
         return [sums[parameter] if parameter in sums else local_gradient(parameter) for parameter in self.parameters]
+
+    def not_finite(self, step: int) -> Sequence[int] | None:
+        """See Gradients. Known of whole units; with streams only fully_shard sees the gradients before their sum."""
+        return sorted({index for one in self.in_flight for index in one.own.not_finite(step)})
 
     def release(self) -> None:
         """See Gradients."""

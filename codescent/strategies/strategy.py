@@ -123,6 +123,13 @@ class Gradients(Protocol):
     def collect(self) -> Sequence[torch.Tensor]:
         """One gradient per trained tensor of this rank's stage, in the plan's order; valid after `reduce`."""
 
+    def not_finite(self, step: int) -> Sequence[int] | None:
+        """Indices of tensors whose gradients were not finite on this rank, before the sum over ranks.
+
+        None: they are the gradients of `collect`, to which no other rank has added anything. Empty also where nobody
+        can know. `step`: the number of the step (from 0), one of the last two.
+        """
+
     def release(self) -> None:
         """Drop the gradients, after the optimizer has used them."""
 

@@ -1,5 +1,5 @@
 """In: tensors that several ranks hold as copies. Out: nothing if all copies are equal; else an error names the ranks.
-Does not repair a difference, and does not check a tensor that only one rank holds."""
+Does not repair a difference (heal.py does), and does not check a tensor that only one rank holds."""
 
 from __future__ import annotations
 
@@ -43,21 +43,28 @@ class Difference:
         hosts: host names of the first LISTED ranks of `ranks`.
         tensors: names of the tensors that differ; empty if no tensor differed when each was hashed alone.
         majority: more than half of the ranks with a copy, all with equal values; empty if no such group exists.
+        devices: of the first LISTED ranks of `ranks`, such as "cuda:1".
+        part: number of the part of the model.
     """
 
     ranks: tuple[int, ...]
     hosts: tuple[str, ...]
     tensors: tuple[str, ...]
     majority: tuple[int, ...]
+    devices: tuple[str, ...] = ()
+    part: int = 0
 
     def __str__(self) -> str:
-        names = [f"rank {number} ({host})" for number, host in zip(self.ranks, self.hosts, strict=False)]
+        devices = [f", {device}" if device not in ("", "cpu") else "" for device in self.devices or [""] * LISTED]
+        places = zip(self.ranks, self.hosts, devices, strict=False)
+        names = [f"rank {number} ({host}{device})" for number, host, device in places]
         who, what = _listed(names, len(self.ranks)), _listed(self.tensors[:LISTED], len(self.tensors))
         what = what or "an unknown tensor (a second comparison, one tensor at a time, found no difference)"
         if self.majority:
             majority = _listed(list(map(str, self.majority[:LISTED])), len(self.majority))
             return f"{who}: values differ from those of the majority (ranks {majority}): {what}"
-        return f"{who}: values differ, and no majority of ranks shows which are right: {what}"
+        of_two = "; two copies have no majority: with three the odd one is known" if len(self.ranks) == 2 else ""
+        return f"{who}: values differ, and no majority of ranks shows which are right: {what}{of_two}"
 
 
 class Diverged(RunFailed):
@@ -81,18 +88,18 @@ def compare(copies: Copies, where: str) -> None:
         where: the run and step (or the call) that the error message begins with.
 
     Raises:
-        Diverged: on every rank.
+        Diverged: on every rank. heal.py copies the values of a majority.
     """
     if world_size() == 1:
         return
-    mine = _by_device(copies)
+    mine = by_device(copies)
     ranks_by_hash: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for number, rows in enumerate(_all_gather(_hashes(mine))):
         for part, hashed in rows:
             ranks_by_hash[part][hashed].append(number)
     differing = {part: list(by_hash.values()) for part, by_hash in ranks_by_hash.items() if len(by_hash) > 1}
     if differing:
-        raise Diverged(where, [_difference(groups, mine.get(part, {})) for part, groups in differing.items()])
+        raise Diverged(where, [_difference(part, groups, mine.get(part, {})) for part, groups in differing.items()])
 
 
 def replicated_tensors(plan: Plan, this_rank: int, parts: Iterable[nn.Module], optimizer: Optimizer) -> Copies:
@@ -126,7 +133,7 @@ def replicated_tensors(plan: Plan, this_rank: int, parts: Iterable[nn.Module], o
     return copies
 
 
-def _by_device(copies: Copies) -> dict[int, dict[str, torch.Tensor]]:
+def by_device(copies: Copies) -> dict[int, dict[str, torch.Tensor]]:
     """Local tensors by part and device type, which one 64-bit number identifies; tensors are in the order of names."""
     found: dict[int, dict[str, torch.Tensor]] = defaultdict(dict)
     for part, tensors in copies.items():
@@ -164,10 +171,11 @@ def _all_gather(rows: Sequence[tuple[int, int]]) -> list[list[list[int]]]:
     return [one.tolist() for one in table]
 
 
-def _difference(groups: list[list[int]], tensors: Mapping[str, torch.Tensor]) -> Difference:
+def _difference(part: int, groups: list[list[int]], tensors: Mapping[str, torch.Tensor]) -> Difference:
     """Find which ranks, and which tensors of one part, differ. Collective.
 
     Args:
+        part: its number.
         groups: the ranks that hold the part; ranks with equal hashes are in one list.
         tensors: this rank's tensors of the part, by name; empty if this rank does not hold the part.
     """
@@ -177,14 +185,15 @@ def _difference(groups: list[list[int]], tensors: Mapping[str, torch.Tensor]) ->
     senders = dict.fromkeys([*minority[:LISTED], largest[0]])
     mine: dict[str, Any] = {}
     if rank() in senders:
-        mine = {"host": socket.gethostname()}
+        mine = {"host": socket.gethostname(), "device": str(next(iter(tensors.values())).device)}
         mine["hashes"] = {name: _hashes({0: {name: tensor}})[0][1] for name, tensor in tensors.items()}
     received = {number: json.loads(_broadcast(number, json.dumps(mine).encode())) for number in senders}
     hashes = [one["hashes"] for one in received.values()]
     names = dict.fromkeys(name for one in hashes for name in one)
     differing = tuple(name for name in names if len({one.get(name) for one in hashes}) > 1)
     hosts = tuple(received[number]["host"] for number in minority[:LISTED])
-    return Difference(tuple(minority), hosts, differing, majority)
+    devices = tuple(received[number]["device"] for number in minority[:LISTED])
+    return Difference(tuple(minority), hosts, differing, majority, devices, part)
 
 
 def _broadcast(sender: int, data: bytes) -> bytes:

@@ -20,7 +20,8 @@ from codescent.plan import Plan
 from codescent.record import RunFolder
 from codescent.train.assemble import assemble
 from codescent.train.choices import other_machine, restore
-from codescent.train.open import check_same_tokens, connect, open_data
+from codescent.train.open import connect, open_data
+from codescent.train.same_tokens import check_same_tokens
 from codescent.train.stop import StopRequest
 from codescent.train.trainer import Trainer
 

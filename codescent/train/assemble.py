@@ -20,6 +20,7 @@ from codescent.coupling import Services, reads_ahead
 from codescent.coupling import of as coupling_of
 from codescent.data.loader import Loader
 from codescent.data.mixture import order_of
+from codescent.data.order import Ahead, AheadOrder
 from codescent.data.samples import AnyDataset
 from codescent.models.part import Part
 from codescent.plan import AXES, WIDE, Memory, Plan, TensorPlan, Verb
@@ -29,7 +30,7 @@ from codescent.train.ema import Ema
 from codescent.train.execute import Executor
 from codescent.train.initial import write_initial_values_
 from codescent.train.muon import matrix_rounds
-from codescent.train.optimize import Optimizer, Weight
+from codescent.train.optimize import Accepts, Optimizer, Weight
 from codescent.train.server_weights import server_weights
 from codescent.train.stop import StopRequest
 from codescent.train.trainer import Trainer
@@ -48,11 +49,14 @@ def assemble(
     stop: StopRequest,
     compiles: str | None = None,
     generation: int = 0,
+    ahead: Ahead = (),
+    accepts: Accepts | None = None,
 ) -> Trainer:
     """Build the chunks of the model on this rank, divide and initialise them; build optimizer, loader and executor.
 
     `compiles`: what torch.compile compiles, chosen by compiling.py: "none", "blocks" or "model"; None: what
-    train.compile names, nothing if that is auto. `generation`: its number, see generation.py.
+    train.compile names, nothing if that is auto. `generation`: its number, see generation.py. `ahead`: batches that are
+    left out. `accepts`: see `Optimizer`.
 
     Raises:
         UserError: initial weights that are not finite, a corpus too short for a batch, or a setting that needs hardware
@@ -68,9 +72,10 @@ def assemble(
     gradients = gradients_of(parts, this_rank)
     for part in parts:
         _compile(part, compiles or config.train.compile or "none", graphs=config.train.cuda_graphs)
-    loader = _loader(parts, plan, world, dataset, first_step) if computes else None
+    loader = _loader(parts, plan, world, dataset, first_step, ahead) if computes else None
     ema = Ema(weights, config.train.ema, config.train.ema_every)
-    coupling = coupling_of(plan, weights, _services(config, this_rank, world, first_step, stop, generation, ema))
+    services = _services(config, this_rank, world, first_step, stop, generation, ema, accepts)
+    coupling = coupling_of(plan, weights, services)
     executor = Executor(plan, world, parts, gradients, coupling, loader, stop.is_requested, ema.updates)
     return Trainer(executor, parts, coupling, loader, ema)
 
@@ -95,6 +100,7 @@ def _services(
     stop: StopRequest,
     generation: int,
     ema: Ema,
+    accepts: Accepts | None,
 ) -> Services:
     """What the run gives the coupling of this rank."""
     plan, device, host = this_rank.plan, world.device, torch.device("cpu")
@@ -106,7 +112,7 @@ def _services(
         first_step,
         lambda number: learning_rate(config.optimizer, steps, workers, number),
         stop.is_requested,
-        lambda weights: Optimizer(weights, config.optimizer, matrix_rounds(this_rank, device), device, ema),
+        lambda weights: Optimizer(weights, config.optimizer, matrix_rounds(this_rank, device), device, ema, accepts),
         lambda weights: Optimizer(weights, config.optimizer, (), host),
         lambda index: server_weights(plan, index, replaced=first_step > 0),
         generation,
@@ -231,13 +237,16 @@ def _compile(part: nn.Module, what: str, *, graphs: bool = False) -> None:
             part.register_forward_pre_hook(lambda *_: torch.compiler.cudagraph_mark_step_begin())  # type: ignore[no-untyped-call]
 
 
-def _loader(parts: list[nn.Module], plan: Plan, world: World, dataset: AnyDataset, first_step: int) -> Loader:
+def _loader(
+    parts: list[nn.Module], plan: Plan, world: World, dataset: AnyDataset, first_step: int, ahead: Ahead
+) -> Loader:
     """The loader of this rank's samples. The parts are told how many losses a sample has."""
     work, rank = plan.work, world.this_rank.rank
     source = dataset.source("train", work.seq_len, work.positions(-1))
     for part in parts:
         cast(Part, part).losses_per_sample = source.losses_per_sample
     sampler = order_of(source, plan.seed, work.global_batch_size)
+    sampler = AheadOrder(sampler, ahead) if ahead else sampler
     loads = any(instruction.verb is Verb.LOAD for instruction in plan.schedule.programs[world.stage])
     mine = [plan.samples(rank, number) for number in range(work.num_microbatches if loads else 0)]
     replica = plan.samples_of_replica(rank)

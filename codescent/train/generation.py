@@ -7,6 +7,7 @@ import gc
 
 from codescent.train.assemble import assemble
 from codescent.train.open import OpenRun
+from codescent.train.spikes import Spikes
 from codescent.train.stop import StopRequest
 from codescent.train.trainer import Trainer
 
@@ -23,6 +24,7 @@ class Generation:
     Attributes:
         number: of this generation, from 0.
         trainer: of this generation.
+        spikes: looks at each step, before its update.
     """
 
     trainer: Trainer
@@ -33,8 +35,13 @@ class Generation:
 
     def _make(self) -> None:
         run, compiles = self.run, self.run.machine["compile"]["choice"]
+        self.spikes = spikes = Spikes(run.config.survive, run.saved.state.get("spikes", {}) if run.saved else {})
         facts = (run.config, run.plan, run.world, run.dataset, run.first_step, self.stop, compiles)
-        self.trainer = assemble(*facts, generation=self.number)
+        accepts = spikes.accepts if spikes.looks else None
+        self.trainer = assemble(*facts, generation=self.number, ahead=run.ahead, accepts=accepts)
+        executor = self.trainer.executor
+        spikes.losses = lambda: executor.portion.losses
+        run.remembered = lambda: {"spikes": spikes.state()} if spikes.looks else {}
 
     def replace(self) -> None:
         """Let go of this generation, and make the next one, which goes on from `run.saved`. Collective.
@@ -42,7 +49,8 @@ class Generation:
         Its process groups have other names: a message of the old ones that is late reaches none of the new ones.
         """
         self.trainer.close()
-        del self.trainer
+        self.run.remembered = dict
+        del self.trainer, self.spikes
         gc.collect()
         self.number += 1
         world = self.run.world

@@ -125,7 +125,7 @@ class _Steps:
         self.trainer = self.generation.trainer
         self.coupling, self.explained.watch = self.trainer.coupling, self.trainer.executor.memory
         self.saving = Saving(self.run, self.trainer, self.report, self.standing, self.beside)
-        self.skips = Skips(self.trainer.executor, self.report, self.standing, self.culprit, self.stop)
+        self.skips = Skips(self.generation, self.saving, self.culprit, self.stop)
 
     def take(self) -> Outcome:
         """Take the remaining steps."""
@@ -146,9 +146,8 @@ class _Steps:
                 exit_code = self.report.stopped(step, together(UserError, self.stop.received))
                 return Outcome(self.run.path, step, exit_code)
             if before is None:
-                self._replace_if_asked(step)
-        if self.standing.unproven:
-            self.saving.rotate()
+                step = self._replace_if_asked(step)
+        self.saving.end(step)
         self.report.beside(step, self.beside.take())
         self.report.ended(step, self.standing.validations)
         has_best = self.config.checkpoint.keep_best and self.standing.validations.saved < math.inf
@@ -171,17 +170,18 @@ class _Steps:
             self.standing.last = run.first_step
         return run.first_step
 
-    def _replace_if_asked(self, step: int) -> None:
-        """Another generation goes on after `step`, from its checkpoint, where all ranks know it. Collective then."""
-        goes_on = step < self.standing.last and not self.standing.skipped
-        if not (self.replaces and goes_on and self.coupling.is_sync_point(step)):
-            return
-        self.run.saved = Saved(step, self.saving.checkpoint_of(step), None, {})
+    def _replace_if_asked(self, step: int) -> int:
+        """Another generation goes on from the checkpoint of `step` or one before; returns its step. Collective then."""
+        goes_on, back = step < self.standing.last and not self.standing.skipped, self.skips.back
+        if back is None and not (self.replaces and goes_on and self.coupling.is_sync_point(step)):
+            return step
+        self.run.saved = Saved(step, self.saving.checkpoint_of(step), None, {}) if back is None else back.saved
         self.replaces, self.explained.watch = False, None
         del self.trainer, self.coupling, self.saving, self.skips  # else both generations would need memory at once
         self.generation.replace()
         self._attach()
-        self.coupling.begin(self.run.path, step)
+        self.coupling.begin(self.run.path, self.run.first_step)
+        return self.run.first_step
 
     def _profiled(self, step: int) -> None:
         """Tell the profiler that a step is done. At the end of a window it writes files, on all ranks."""
@@ -212,6 +212,7 @@ class _Steps:
             or self.coupling.needs_result(step)
             or self.standing.overdue
             or self.replaces
+            or self.skips.needs_results
             or self.standing.validations.exhausted
             or self.profiler.torch is not None
         )
@@ -259,11 +260,10 @@ class _Steps:
         """What follows from the result of step `step`."""
         standing, due = self.standing, self.dues.at(step, self.standing.last)
         skipped_before = standing.skipped
-        self.skips.count(step, result)
-        if standing.unproven and not standing.skipped:
-            self.saving.rotate()
-        elif result.skipped and not skipped_before:  # the cause may be one rank's weights
-            self.saving.compare(step)
+        if self.skips.count(step, result):  # it is undone
+            return
+        if standing.unproven or standing.skipped or self.saving.under_way:
+            self.saving.after(step, first_skip=result.skipped and not skipped_before)
         self.report.late(step, result.late)
         if result.stop and not standing.skipped:  # save before anything else: a scheduler soon kills the process
             self.saving.save(step, None)
@@ -274,7 +274,7 @@ class _Steps:
         self._write(step, rate, result, found, line=due.line)
         if standing.skipped and (result.stop or step == standing.last or standing.skipped >= SKIPS_ALLOWED):
             why = f"loss or gradients are not finite, skipped steps in a row: {standing.skipped}"
-            raise self.report.failed(step, why, ruined_step=standing.good, culprit=self.culprit.words)
+            raise self.saving.failed(step, why, ruined_step=standing.good, culprit=self.culprit.words)
         if result.stop:
             if self.saving.is_best(val_loss):  # replace the checkpoint that has no validation loss
                 self.saving.save(step, val_loss)

@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,9 +27,8 @@ from codescent.config.hub_keys import hub_key
 from codescent.config.load import flat, to_toml
 from codescent.config.own_keys import changed_code, code_facts, own_code
 from codescent.config.sections import Config
+from codescent.data.order import Ahead
 from codescent.data.samples import AnyDataset, Source
-from codescent.data.tokenizers.bpe import is_recorded
-from codescent.data.tokenizers.rebuilt import ALONE
 from codescent.hub.cache import weights_place
 from codescent.huggingface.folder import open_folder
 from codescent.plan import Plan
@@ -51,6 +50,9 @@ from codescent.record.run_folder import LOGS
 from codescent.train import machine
 from codescent.train.choices import choose
 from codescent.train.layout import laid_out
+from codescent.train.newest import newest
+from codescent.train.rolled_back import ROLLBACK, ahead_of, is_of_before
+from codescent.train.same_tokens import check_same_tokens
 from codescent.train.verification import verify_again
 from codescent.train.world import World
 
@@ -82,6 +84,8 @@ class OpenRun:
         resumes: whether the command resumes a run.
         changes: keys of the update that a resumed, failed run changes: {key: [old value, new value]}.
         ended: the last step of an earlier command that took all its steps or ended early; None: there is none.
+        ahead: batches that rollbacks have left out.
+        remembered: what a generation keeps in the state of a checkpoint, as JSON data.
     """
 
     config: Config
@@ -97,6 +101,8 @@ class OpenRun:
     resumes: bool
     changes: dict[str, list[Any]]
     ended: int | None
+    ahead: Ahead = ()
+    remembered: Callable[[], dict[str, Any]] = dict
 
     @property
     def first_step(self) -> int:
@@ -122,22 +128,30 @@ class OpenRun:
         Raises:
             UserError: on every rank: the run folder was removed, or the disk is full.
         """
-        state = {"step": step, "tokens": step * self.plan.work.tokens, "dataset": self.dataset.fingerprint}
-        if self.base is not None:
-            state["base"] = self.base
-        self._all_follow()
+        self.all_follow()
         while True:
-            tried = self.path
             try:
-                return self.checkpoints.save(step, tensors, state, val_loss, rotates=False)
+                return self.checkpoints.save(step, tensors, self.state(step), val_loss, rotates=False)
             except CheckpointError:
-                self._all_follow()
-                if self.path == tried:
+                if not self.was_renamed():
                     raise
-                if self.world.is_first:  # renamed during the save: what was written is incomplete, and in the new place
-                    self.checkpoints.clean()
 
-    def _all_follow(self) -> None:
+    def state(self, step: int) -> dict[str, Any]:
+        """The JSON data of the checkpoint of a step."""
+        state = {"step": step, "tokens": step * self.plan.work.tokens, "dataset": self.dataset.fingerprint}
+        state |= {} if self.base is None else {"base": self.base}
+        state |= {"ahead": self.ahead[-1][1]} if self.ahead else {}
+        return {**state, **self.remembered()}
+
+    def was_renamed(self) -> bool:
+        """Whether a save has failed because the run folder was renamed. What it has written is deleted. Collective."""
+        tried = self.path
+        self.all_follow()
+        if self.path != tried and self.world.is_first:  # it is incomplete, and in the new place
+            self.checkpoints.clean()
+        return self.path != tried
+
+    def all_follow(self) -> None:
         """Every rank gets the present path of the run folder. Collective. Raises UserError: the folder was removed."""
         self.path = Path(self.world.from_first(lambda: str(self.follow())))
         self.checkpoints.folder = self.path / CHECKPOINTS
@@ -261,9 +275,10 @@ def open_run(
         _become_writer(held, world, config.survive.lease_s)
         opened.append(held)
         # A failed run resumes before its bad weights only with a changed update: the old one would fail again.
-        return [held.read_environment(), changes, ruined_step(held) if changes else None, ended_at(held)]
+        rolled_back = [event for event in held.read_events() if event["kind"] == ROLLBACK]
+        return [held.read_environment(), changes, ruined_step(held) if changes else None, ended_at(held), rolled_back]
 
-    environment, changes, before, ended = world.from_first(open_folder_)
+    environment, changes, before, ended, rolled_back = world.from_first(open_folder_)
     held = opened[0] if opened else None
     try:
         checkpoints = Checkpoints(
@@ -271,12 +286,16 @@ def open_run(
         )
         known = {"dataset": dataset.description, "own_code": own_code(config)}
         chosen = choose(config, plan, world, environment) | known
-        saved = _latest(checkpoints, world, before) if resume else None
+        falls_back = config.checkpoint.fall_back
+        saved = newest(checkpoints, world, before, held, falls_back=falls_back) if resume else None
+        ahead = ahead_of(rolled_back)
+        if saved is not None and is_of_before(saved, ahead):
+            saved = newest(checkpoints, world, ahead[-1][0] + 1, held, falls_back=falls_back)
         base = _base(plan, saved, world)
         run = OpenRun(
-            config, plan, dataset, world, path, held, chosen, checkpoints, saved, base, resume, changes, ended
+            config, plan, dataset, world, path, held, chosen, checkpoints, saved, base, resume, changes, ended, ahead
         )
-        checkpoints.may_commit = run.follow
+        checkpoints.may_commit = object if held is None else held.may_write
         _check_saved(run)
         if OwnPage.current is not None:
             OwnPage.current.pages.folder = str(path.absolute())
@@ -350,17 +369,6 @@ def _changes(config: Config, plan: Plan, dataset: AnyDataset, folder: RunFolder)
     return changes
 
 
-def _latest(checkpoints: Checkpoints, world: World, before: int | None) -> Saved | None:
-    """The newest checkpoint that rank 0 finds, on every rank, so that all ranks load the same one."""
-
-    def look() -> dict[str, Any] | None:
-        saved = checkpoints.latest(before)
-        return None if saved is None else {**dataclasses.asdict(saved), "path": str(saved.path)}
-
-    found = world.from_first(look)
-    return None if found is None else Saved(**{**found, "path": Path(found["path"])})
-
-
 def _base(plan: Plan, saved: Saved | None, world: World) -> dict[str, Any] | None:
     """The identity of the frozen weights under adapters; the one in the checkpoint if the weights are the same.
 
@@ -392,28 +400,3 @@ def _check_saved(run: OpenRun) -> None:
             "trained"
         )
     check_same_tokens(run.dataset, run.saved)
-
-
-def _as_before(dataset: AnyDataset) -> str:
-    """The keys that give the tokens of earlier versions, which read this data otherwise; "": none does."""
-    ways = []
-    match dataset.description:
-        case {"corpus": {"json_lines": [_, *_]}}:
-            ways.append("give data.as_text=true")
-    if is_recorded(dataset.tokenizer_text or ""):
-        ways.append(f"give data.tokenizer=bare:FILE, or, {ALONE}")
-    if not ways:
-        return ""
-    return f"; if an earlier version of codescent began the run, {', and '.join(ways)}: as that version read the data"
-
-
-def check_same_tokens(dataset: AnyDataset, saved: Saved) -> None:
-    """Raise UserError if a dataset is not that of a checkpoint, or if the checkpoint is not of `codescent train`."""
-    if "dataset" not in saved.state:
-        raise UserError(f"{saved.path}: not a checkpoint of `codescent train`: its state names no dataset")
-    recorded = saved.state["dataset"]
-    if recorded not in (dataset.fingerprint, dataset.earlier):
-        raise UserError(
-            f"{dataset.path}: not the tokens that the run in {saved.path.parent.parent} was trained on ({recorded}, "
-            f"here {dataset.fingerprint}); the order of samples would change{_as_before(dataset)}"
-        )

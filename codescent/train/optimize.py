@@ -38,6 +38,9 @@ FACTOR = "rate_factor"
 """Key of a group of weights whose learning rate is multiplied (`Weight.rate_factor`)."""
 
 
+Accepts = Callable[[torch.Tensor], bool]
+"""Whether a step with these sums over all ranks is taken: [SCALARS], finite. Every rank decides alike."""
+
 EPS = 1e-6
 """Added to the norm by torch.nn.utils.clip_grads_with_norm_, when it clips."""
 
@@ -123,8 +126,11 @@ class Optimizer:
         matrices: rounds of the weights that Muon updates; empty unless optimizer.kind is "muon".
         device: of this rank, for the sums of a rank that trains nothing.
         ema: the moving average of the weights, which is saved as state; None: there is none.
+        accepts: is asked of the sums of each finite step, on the host. False: the weights stay as they are.
 
     Attributes:
+        not_finite: indices of the gradients that were not finite, summed over ranks, when the host has last skipped a
+            step.
         decides_on_device: whether the host never waits for the norm: fused kernels clip and skip by themselves. Other
             kinds wait once in a step.
     """
@@ -136,15 +142,17 @@ class Optimizer:
         matrices: Sequence[MatrixRound] = (),
         device: torch.device | None = None,
         ema: Ema | None = None,
+        accepts: Accepts | None = None,
     ) -> None:
-        self.ema = ema
+        self.ema, self.accepts = ema, accepts
+        self.not_finite: list[int] = []
         self.weights = list(weights)
         self.device = device
         self.config = config
         self.masters = [weight.master for weight in self.weights]
         self.off_cpu = any(master.device.type != "cpu" for master in self.masters)
         limits = all(offered(master.device).limits for master in self.masters)
-        self.decides_on_device = self.off_cpu and limits and config.fused and config.kind in ON_DEVICE
+        self.decides_on_device = self.off_cpu and limits and config.fused and config.kind in ON_DEVICE and not accepts
         self.narrow = any(weight.master is not weight.tensor for weight in self.weights)
         self.on_host = any(weight.updated_on_host for weight in self.weights)
         self.muon = Muon(self.masters, matrices, config) if matrices else None
@@ -222,10 +230,12 @@ class Optimizer:
         """
         square, is_cast = self._square(gradients)
         sums = agree(square)
-        if not self.weights:  # nothing to clip or to skip: the host need not read the sums
+        if not self.weights and self.accepts is None:  # nothing to clip or to skip: the host need not read the sums
             return sums
         factor = self._limits(sums) if self.decides_on_device else _factor(sums, self.config.max_grad_norm)
-        if factor is not None:
+        if factor is None:
+            self.not_finite = [index for index, one in enumerate(gradients) if not bool(one.isfinite().all())]
+        elif (self.accepts is None or self.accepts(sums)) and self.weights:
             self._set_learning_rate(rate)
             self._update_all(gradients, factor, is_cast=is_cast)
         return sums

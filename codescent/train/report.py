@@ -20,9 +20,11 @@ from codescent.base.extra import install
 from codescent.base.progress import OwnPage
 from codescent.base.stopping import TIME_LIMIT
 from codescent.base.time_limit import in_words
+from codescent.checkpoint.checkpoints import Saved
 from codescent.config.effects import effective
 from codescent.config.load import to_toml
 from codescent.coupling.membership import MembershipChange
+from codescent.data.order import batch_of
 from codescent.data.padding import Padding
 from codescent.data.samples import PaddedSource
 from codescent.hub.cache import weights_place
@@ -35,14 +37,17 @@ from codescent.train.board import Board
 from codescent.train.continuing import after_culprit, ended_early, how_to_continue, lower_rates, schedule_is_over
 from codescent.train.corpora import corpus_columns
 from codescent.train.display import Display, StepShown
+from codescent.train.heal import no_majority
 from codescent.train.introduction import description, drawn_weights, introduction, read_weights
 from codescent.train.loggers import END, START, Failure, Logger, Loggers
 from codescent.train.memory import peak_memory_bytes, row
+from codescent.train.not_finite import BadGradient, named_gradients
 from codescent.train.open import OpenRun
 from codescent.train.pace import Estimate, SlowSteps
 from codescent.train.predicted import Predicted
 from codescent.train.recorded_error import record
 from codescent.train.result import WAIT_COLUMN, StepResult
+from codescent.train.spikes import Spike
 from codescent.train.trackers import continue_in, trackers_of
 from codescent.train.validate import Validated
 from codescent.train.validations import Validations
@@ -118,6 +123,8 @@ class Report:
             self.display.warn("synthetic data: random numbers, for speed measurements; the loss has no meaning")
         for note in [*run.machine["notes"], *self.predicted.begin()]:
             self.display.say(note)
+        if run.config.survive.on_divergence == "heal" and (few := no_majority(run.plan.mesh)):
+            self.display.warn(few)
         if run.world.is_first:
             for left in run.checkpoints.incomplete():
                 self.display.say(f"removed {left}, an unfinished checkpoint")
@@ -218,8 +225,8 @@ class Report:
             "sent_bytes": run.plan.sent_bytes(0, step - 1) if run.world.this_rank.world_size > 1 else None,
             "consensus": result.consensus,
             "val_loss_ema": found.of_ema,
-            **({} if self.corpora is None else self.corpora.values(step, found)),
-            "padding": self.padding.share(step - 1) if self.padding else None,
+            **({} if self.corpora is None else self.corpora.values(batch_of(step - 1, run.ahead) + 1, found)),
+            "padding": self.padding.share(batch_of(step - 1, run.ahead)) if self.padding else None,
             "staleness_mean": result.staleness[0] if result.staleness else None,
             "staleness_max": result.staleness[1] if result.staleness else None,
             **self._of_peaks(mfu, flops_per_s),
@@ -283,7 +290,9 @@ class Report:
             for lost in found:
                 self._event("output_lost", rank=rank, **lost)
 
-    def skipped(self, step: int, result: StepResult, culprit: str = "", updates: int = 1) -> None:
+    def skipped(
+        self, step: int, result: StepResult, culprit: str = "", updates: int = 1, found: Sequence[BadGradient] = ()
+    ) -> None:
         """Report a step whose loss or gradients were not finite.
 
         Args:
@@ -291,14 +300,30 @@ class Report:
             result: of it.
             culprit: the rank that alone gave what is not finite; "": none.
             updates: that the step has; some of them may have been good.
+            found: the ranks whose gradients were not finite.
         """
-        self._event("skipped_step", step=step, train_loss=result.train_loss, grad_norm=result.grad_norm)
+        gradients = [asdict(one) for one in found]
+        self._event(
+            "skipped_step", step=step, train_loss=result.train_loss, grad_norm=result.grad_norm, gradients=gradients
+        )
         some = f"{result.skips} of {updates} updates were refused, the others have changed the weights"
         self.display.warn(
             f"step {step}: not finite (loss {result.train_loss}, norm of gradients {result.grad_norm}); "
             f"{some if 0 < result.skips < updates else 'the weights are not changed'}"
             f"{f'; of all ranks only {culprit} gave what is not finite' if culprit else ''}"
+            f"{f'; {named_gradients(found)}' if found else ''}"
         )
+
+    def spike(self, step: int, spike: Spike, action: str) -> None:
+        """Report a spike, whose update is not applied. `action`: survive.on_spike."""
+        self._event("spike", step=step, action=action, **asdict(spike))
+        self.display.warn(f"step {step}: a spike: {spike}; the weights are not changed (survive.on_spike = {action})")
+
+    def rolled_back(self, step: int, saved: Saved | None) -> None:
+        """Report that the run goes back from a step to a checkpoint. The event is that of rollback.py."""
+        to = 0 if saved is None else saved.step
+        ahead = self.run.ahead[-1][1]
+        self.display.warn(f"step {step}: back to step {to}; from there on each step takes a batch {ahead} steps later")
 
     def not_finite_data(self, step: int, lines: list[str]) -> None:
         """Report the samples of a step, or of its validation, that hold NaN or infinity."""
@@ -360,13 +385,33 @@ class Report:
         """Record that copies of the same tensors differ between ranks."""
         self._event("diverged", step=step, differences=[asdict(one) for one in error.differences])
 
-    def saved(self, step: int, path: Path, seconds: float, *, best: bool) -> None:
+    def healed(self, step: int, error: Diverged) -> None:
+        """Record that copies differed between ranks, and that they have the values of a majority now."""
+        self._event("healed", step=step, differences=[asdict(one) for one in error.differences])
+        for one in error.differences:
+            self.display.warn(
+                f"step {step}: {one}; they are copied from rank {one.majority[0]} (survive.on_divergence)"
+            )
+
+    def saved(self, step: int, path: Path, seconds: float, *, best: bool, blocked_s: float | None = None) -> None:
         """Record that a checkpoint is complete, and lost output of every rank. Collective.
 
-        `best`: it has the lowest validation loss of all checkpoints so far.
+        Args:
+            step, path: of the checkpoint.
+            seconds: from the call to its name.
+            best: it has the lowest validation loss of all checkpoints so far.
+            blocked_s: of these seconds, those in which this rank did not train; None: all.
         """
         self._lost(together(UserError, output.new_failures))
-        self._event("checkpoint", step=step, path=str(path), seconds=seconds, best=best)
+        beside = {} if blocked_s is None else {"blocked_s": blocked_s}
+        self._event("checkpoint", step=step, path=str(path), seconds=seconds, best=best, **beside)
+
+    def save_failed(self, step: int, error: UserError) -> None:
+        """Report that a checkpoint could not be written for want of room, and that the run goes on without it."""
+        self._event("save_failed", step=step, problems=list(error.problems))
+        self.display.warn(
+            f"step {step}: not saved: {'; '.join(error.problems)}; the run goes on (checkpoint.on_failed_save)"
+        )
 
     def stopped(self, step: int, received: list[dict[str, Any] | None]) -> int:
         """Report that the run has stopped on request.

@@ -5,19 +5,50 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+from codescent.base.errors import RunFailed
+from codescent.checkpoint.checkpoints import CheckpointError, NoRoom
+from codescent.checkpoint.save_beside import SaveBeside, Staging, Unsound
 from codescent.train.alike import Diverged, compare, replicated_tensors
 from codescent.train.beside import COMPARISON, REMOVAL, SAVE, Beside
 from codescent.train.dues import Due
+from codescent.train.finite import all_finite
+from codescent.train.heal import heal
 from codescent.train.open import OpenRun
 from codescent.train.report import Report
 from codescent.train.standing import Standing
 from codescent.train.trainer import Trainer
 
+NOT_FINITE = "weights or the optimizer's state are not finite"
+
+
+@dataclass
+class UnderWay:
+    """A save beside training.
+
+    Attributes:
+        step, val_loss: of the checkpoint.
+        save: writes it.
+        begin: when it began, of time.perf_counter.
+        blocked_s: seconds in which this rank did not train.
+    """
+
+    step: int
+    val_loss: float | None
+    save: SaveBeside
+    begin: float
+    blocked_s: float
+
 
 class Saving:
     """Saves the checkpoints of a run, and compares the copies of tensors that several ranks hold.
+
+    With checkpoint.asynchronous files are written beside training. What the ranks agree on for it, they agree on here,
+    between two steps: so no message of a save can meet one of a step. One save is under way at a time.
 
     Args:
         run, trainer, report: of the run.
@@ -30,6 +61,21 @@ class Saving:
         self.standing, self.beside = standing, beside
         self.last: tuple[int, Path] | None = None  # step and folder of the checkpoint that was saved last
         self.copies = replicated_tensors(run.plan, run.world.this_rank.rank, trainer.parts, trainer.optimizer)
+        self.heals = run.config.survive.on_divergence == "heal"
+        self.keys, self.staging = run.config.checkpoint, Staging()
+        self.under_way: UnderWay | None = None
+
+    def after(self, step: int, *, first_skip: bool) -> None:
+        """What follows from the result of a step. Collective while a save is under way.
+
+        `first_skip`: the step was skipped, and the one before it was not: the cause may be one rank's weights.
+        """
+        if self.under_way is not None and self.run.world.all_agree(self.under_way.save.ready):
+            self._go_on(step)
+        if self.standing.unproven and not self.standing.skipped:
+            self._rotate()
+        elif first_skip:
+            self.compare(step)
 
     def if_due(self, step: int, due: Due, val_loss: float | None) -> None:
         """Save if a checkpoint is due now, or was due at an earlier step that could not be saved, or is the best one.
@@ -45,54 +91,146 @@ class Saving:
         elif val_loss is not None and not math.isfinite(val_loss):
             why = f"the validation loss is {val_loss}"
         if why and step == standing.last:
-            raise self.report.failed(step, why, ruined_step=step)
+            raise self.failed(step, why, ruined_step=step)
         if why and due.save:
             self.report.not_saved(step, why)
         standing.overdue |= due.save
         if not why and (standing.overdue or self.is_best(val_loss)):
-            self.save(step, val_loss)
+            if step == standing.last:
+                self.save(step, val_loss)
+            else:
+                with self._without_room(step):
+                    (self._begin if self.keys.asynchronous else self.save)(step, val_loss)
         elif due.comparison:
             with self.beside.doing(COMPARISON):
                 self.compare(step)
 
     def is_best(self, val_loss: float | None) -> bool:
         """Whether `checkpoint.keep_best` keeps a checkpoint with this loss: it is lower than that of every other."""
-        keeps_best = self.run.config.checkpoint.keep_best
-        return keeps_best and val_loss is not None and val_loss < self.standing.validations.saved
+        lowest = self.standing.validations.saved
+        if self.under_way is not None and self.under_way.val_loss is not None:
+            lowest = min(lowest, self.under_way.val_loss)
+        return self.keys.keep_best and val_loss is not None and val_loss < lowest
 
     def compare(self, step: int) -> None:
-        """Compare the ranks' copies of tensors. If copies differ, record it and raise Diverged."""
+        """Compare the ranks' copies of tensors. If they differ, `survive.on_divergence` says: heal, or raise Diverged.
+
+        Before the first step the ranks have read other weights, and no majority knows better.
+        """
+        where = f"{self.run.path}: step {step}"
         try:
-            compare(self.copies, f"{self.run.path}: step {step}")
+            compare(self.copies, where)
         except Diverged as error:
+            if self.heals and step > self.run.first_step and heal(self.copies, error):
+                compare(self.copies, where)
+                self.report.healed(step, error)
+                return
+            self.settle(step)
             self.report.diverged(step, error)
             raise
 
     def checkpoint_of(self, step: int) -> Path:
         """The folder of the checkpoint of a step; saved now, if it is not yet."""
+        self.settle(step)
         if self.last is not None and self.last[0] == step:
             return self.last[1]
         return self.save(step, None)
 
     def save(self, step: int, val_loss: float | None) -> Path:
-        """Save step `step`. Returns its folder. Raises RunFailed: weights or state are not finite."""
+        """Save step `step`, and wait for it. Returns its folder. Raises RunFailed: weights or state are not finite."""
+        self.settle(step)
         with self.beside.doing(SAVE):
-            return self._save_now(step, val_loss)
+            self.compare(step)
+            begin = time.perf_counter()
+            if not self.run.world.all_agree(self.trainer.optimizer.is_finite()):
+                raise self.report.failed(step, NOT_FINITE, ruined_step=step)
+            path = self.run.save(step, self.trainer.tensors(), val_loss)
+            self._saved(step, path, val_loss, time.perf_counter() - begin)
+        return path
 
-    def _save_now(self, step: int, val_loss: float | None) -> Path:
-        self.compare(step)
-        begin = time.perf_counter()
-        if not self.run.world.all_agree(self.trainer.optimizer.is_finite()):
-            raise self.report.failed(step, "weights or the optimizer's state are not finite", ruined_step=step)
-        path = self.run.save(step, self.trainer.tensors(), val_loss)
-        self.report.saved(step, path, time.perf_counter() - begin, best=self.is_best(val_loss))
-        self.standing.overdue, self.standing.unproven = False, True
+    def failed(self, step: int, why: str, ruined_step: int, culprit: str = "") -> RunFailed:
+        """See `Report.failed`. First the save that is under way is completed: its weights were good."""
+        self.settle(step)
+        return self.report.failed(step, why, ruined_step, culprit)
+
+    def end(self, step: int) -> None:
+        """The last step is done: complete the save that is under way, and remove old checkpoints."""
+        self.settle(step)
+        if self.standing.unproven:
+            self._rotate()
+
+    def _begin(self, step: int, val_loss: float | None) -> None:
+        """Begin to save step `step` beside training. Waits for the save before it."""
+        self.settle(step)
+        with self.beside.doing(SAVE):
+            self.compare(step)
+            begin, run = time.perf_counter(), self.run
+            run.all_follow()
+            save = SaveBeside(
+                run.checkpoints, step, self.trainer.tensors(), run.state(step), val_loss, self.staging, all_finite
+            )
+            self.under_way = UnderWay(step, val_loss, save, begin, time.perf_counter() - begin)
+            self.standing.overdue = False
+
+    def settle(self, step: int) -> None:
+        """Complete the save that is under way, if there is one: wait for it. Collective then."""
+        while self.under_way is not None:
+            self._go_on(step)
+
+    def _go_on(self, step: int) -> None:
+        """Go on with the save that is under way, at step `step`, when all ranks have done their part. Collective.
+
+        Raises:
+            RunFailed: weights or state were not finite.
+            CheckpointError: the save has failed, and the run does not go on without it.
+        """
+        under_way, self.under_way = self.under_way, None
+        assert under_way is not None
+        saved, save = under_way.step, under_way.save
+        with self.beside.doing(SAVE), self._without_room(saved):
+            begin = time.perf_counter()
+            save.wait()
+            try:
+                path = save.go_on()
+            except Unsound as error:
+                raise self.report.failed(step, NOT_FINITE, ruined_step=saved) from error
+            except CheckpointError:
+                if not self.run.was_renamed():
+                    raise
+                self.report.not_saved(saved, "the run folder was renamed meanwhile")
+                self.standing.overdue = True
+                return
+            now = time.perf_counter()
+            under_way.blocked_s += now - begin
+            if path is None:
+                self.under_way = under_way
+            else:
+                self._saved(saved, path, under_way.val_loss, now - under_way.begin, under_way.blocked_s)
+
+    @contextmanager
+    def _without_room(self, step: int) -> Iterator[None]:
+        """A block with a save of step `step`. If it fails for want of room, checkpoint.on_failed_save decides."""
+        try:
+            yield
+        except NoRoom as error:
+            if self.keys.on_failed_save == "stop":
+                raise
+            self.report.save_failed(step, error)
+            self.standing.overdue = False  # the next due step tries again
+
+    def _saved(
+        self, step: int, path: Path, val_loss: float | None, seconds: float, blocked_s: float | None = None
+    ) -> None:
+        """The checkpoint of a step is complete. Collective."""
+        self.report.saved(step, path, seconds, best=self.is_best(val_loss), blocked_s=blocked_s)
+        if blocked_s is None:
+            self.standing.overdue = False
+        self.standing.unproven = True
         if val_loss is not None:
             self.standing.validations.saved = min(self.standing.validations.saved, val_loss)
         self.last = step, path
-        return path
 
-    def rotate(self) -> None:
+    def _rotate(self) -> None:
         """Remove checkpoints that are not kept. A finite step has followed the newest one (`Standing.unproven`)."""
         with self.beside.doing(REMOVAL):
             if self.run.world.is_first:

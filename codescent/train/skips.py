@@ -1,20 +1,22 @@
 """In: results of steps, some of which were skipped. Out: how many in a row, who gave what is not finite, what is said.
-Does not skip a step (optimize.py does), end a run (loop.py does), or find whose gradients they are (coupling/ does)."""
+Does not skip a step (optimize.py), go back (rollback.py), or find whose portions they are (coupling/)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from codescent.base.agreement import together
 from codescent.base.errors import UserError
 from codescent.meeting.store import Store
-from codescent.train.execute import Executor
-from codescent.train.report import Report
+from codescent.train.generation import Generation
+from codescent.train.not_finite import BadGradient, bad_gradients
 from codescent.train.result import StepResult
-from codescent.train.standing import Standing
+from codescent.train.rollback import MOST, RestartPoint, Rollback
+from codescent.train.saving import Saving
+from codescent.train.spikes import Spike
 from codescent.train.stop import StopRequest
 
 SKIPS_ALLOWED = 10
@@ -68,18 +70,23 @@ class Skips:
     """The steps that were skipped in a row, up to the present one.
 
     Args:
-        executor: of this rank, which notes what its samples have.
-        report: says it.
-        standing: of the run; it has the number.
+        generation: its executor notes what the samples have, and its spikes refuse updates.
+        saving: of the run, whose standing has the number; a rollback completes its save.
         culprit: of the steps that were skipped.
         stop: has all ranks meet, where only rank 0 knows that the run ends.
+
+    Attributes:
+        needs_results: whether a step can be refused for what its numbers are, so that the next one has to wait.
+        back: where the next generation begins; None: this one goes on.
     """
 
-    def __init__(
-        self, executor: Executor, report: Report, standing: Standing, culprit: Culprit, stop: StopRequest
-    ) -> None:
-        self.executor, self.report, self.standing = executor, report, standing
+    def __init__(self, generation: Generation, saving: Saving, culprit: Culprit, stop: StopRequest) -> None:
+        self.executor, self.spikes = generation.trainer.executor, generation.spikes
+        self.saving, self.report, self.standing = saving, saving.report, saving.standing
         self.culprit, self.stop = culprit, stop
+        self.rollback = Rollback(saving)
+        self.needs_results = self.spikes.looks
+        self.back: RestartPoint | None = None
 
     def count_alone(self, step: int, result: StepResult) -> None:
         """Count a step of which this rank was told alone. Rank 0 is told of each, and has all ranks meet at last."""
@@ -88,25 +95,49 @@ class Skips:
         if result.skipped:
             self._say(step, result)
 
-    def count(self, step: int, result: StepResult) -> None:
-        """Count a step of which all ranks know. Collective if it was skipped.
+    def count(self, step: int, result: StepResult) -> bool:
+        """Count a step of which all ranks know. Collective if it was skipped. Returns whether it is undone: see `back`.
 
         Of a round whose last step was skipped, as many steps count as each replica has skipped, at least one.
         """
+        if self.spikes.found is not None and not result.skipped:
+            self._spiked(step, self.spikes.found)
+            return self.back is not None
         each = self.executor.coupling.skips_of_each(result.skips) if result.skipped else 1
         self.standing.skipped = self.culprit.note(result, self.standing.skipped, each)
         if result.skipped:
-            self._say(step, result)
+            self._say(step, result, bad_gradients(self.executor, step) if self.executor.coupling.knows_steps else [])
             self.look_at_data(step)
         elif not self.standing.skipped:
             self.report.bad_data.clear()
             self.standing.good = step
             if result.skips:
                 self.report.skipped_before(step, result.skips)
+        return False
 
-    def _say(self, step: int, result: StepResult) -> None:
+    def _spiked(self, step: int, spike: Spike) -> None:
+        """What follows from a spike. No rank has updated its weights. Collective.
+
+        Raises RunFailed: the run stops at spikes, or too many have followed each other.
+        """
+        action = self.spikes.keys.on_spike
+        self.report.spike(step, spike, action)
+        why = f"a spike: {spike}"
+        if action == "skip" and self.spikes.in_row >= SKIPS_ALLOWED:
+            action, why = "stop", f"{why}; spikes in a row: {self.spikes.in_row}"
+        if action == "rollback":
+            self.back = self.rollback.before(step)
+            if self.back is not None:
+                self.report.rolled_back(step, self.back.saved)
+                return
+            action, why = "stop", f"{why}; it went back to the same step {MOST} times"
+        if action == "stop":
+            raise self.saving.failed(step, why, ruined_step=step)
+        self.standing.good = step
+
+    def _say(self, step: int, result: StepResult, found: Sequence[BadGradient] = ()) -> None:
         culprit, updates = self.culprit.of(result.culprit), self.executor.coupling.updates
-        self.report.skipped(step, result, culprit, updates)
+        self.report.skipped(step, result, culprit, updates, found)
 
     def look_at_data(self, step: int) -> None:
         """Say what is not finite in the samples of the steps up to `step`, on every rank. Collective."""

@@ -30,6 +30,11 @@ class Standing:
     overdue: bool = False
     unproven: bool = False
 
+    def back_to(self, step: int, validations: Validations, last: int) -> None:
+        """The run stands as after `step`. `validations`: before any; `last`: the last step of the run."""
+        self.good, self.last, self.validations = step, last, validations
+        self.skipped, self.overdue, self.unproven = 0, False, False
+
     def tell(self, world: World) -> None:
         """Those who have come late learn what the others know. Collective."""
         known: list[Any] = [self.good, self.overdue, self.unproven, self.last, asdict(self.validations)]

@@ -37,10 +37,14 @@ class Validations:
             UserError: on every rank: a file of metrics is damaged.
         """
         if run.resumes:
-            losses, saved = run.world.from_first(lambda: _recorded(run))
-            self.saved = math.inf if saved is None else saved
-            for step, loss in losses:
-                self.add(step, loss)
+            self.read(run)
+
+    def read(self, run: OpenRun) -> None:
+        """Count the validations that the run folder has. Collective, errors as of `recall`."""
+        losses, saved = run.world.from_first(lambda: _recorded(run))
+        self.saved = math.inf if saved is None else saved
+        for step, loss in losses:
+            self.add(step, loss)
 
     def add(self, step: int, loss: float) -> None:
         """Count a validation. A loss that is not finite is not lower than any other."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 
-from codescent.base.page import Page
+from codescent.base.page import Page, Took
 from codescent.base.progress import ENDED
 from codescent.launch.deadlines import FIRST_S, FLOOR_S, START_S, Deadlines
 
@@ -27,6 +27,15 @@ def test_a_deadline_follows_what_the_part_took_in_this_run() -> None:
             found.learn({0: Page(position=11.1, spent=(row,))}, 120.0)
     assert found.of(Page(position=11.1, section="save")) == 150.0
     assert found.of(Page(position=11.1, section="validation")) == FIRST_S
+
+
+def test_the_start_is_no_step() -> None:
+    """Fault: where the first steps end between two looks, the start counts as a step, and a hang is told late."""
+    found = Deadlines()
+    found.learn({0: Page()}, 0.0)
+    found.learn({0: Page(position=2.5, took=Took(2, 0.0, 0.2))}, 40.0)
+    found.learn({0: Page(position=30.0, took=Took(30, 0.0, 3.0))}, 41.0)
+    assert found.of(Page(position=30.0)) == FLOOR_S
 
 
 def test_quick_parts_have_the_floor_and_slow_ones_the_cap() -> None:

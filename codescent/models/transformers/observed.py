@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry, sdpa_flop
+from torch.utils.flop_counter import flop_registry
 
 from codescent.base.errors import UserError
 from codescent.models.transformers import library
@@ -28,8 +28,13 @@ from codescent.plan.shard import Parameter, Role
 
 BLOCKS, NET = "blocks", "net"
 """Names of the blocks and of all else in the module of this kind."""
-_CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-"""Attention of a CPU, which torch's counter does not know. It counts as any other: both products, without a mask."""
+_ATTENTION = (
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,
+    torch.ops.aten._scaled_dot_product_flash_attention,
+    torch.ops.aten._scaled_dot_product_efficient_attention,
+    torch.ops.aten._scaled_dot_product_cudnn_attention,
+)
+"""Fused attention. torch's counter does not know that of a CPU, and that of torch 2.11 refuses grouped heads."""
 _TOKENS = 16
 """Tokens of the sample that shows the order of the modules."""
 _COPIES = (torch.ops.aten.clone, torch.ops.aten.constant_pad_nd)
@@ -267,10 +272,16 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         out = func(*args, **options)
         known: Callable[..., int] | None = flop_registry.get(func.overloadpacket)
-        count = sdpa_flop if func.overloadpacket is _CPU_ATTENTION and known is None else known
+        count = _attention_flops if func.overloadpacket in _ATTENTION else known
         if count is not None:
             self.seen.flops[self.seen.depth] += count(*args, **options, out_val=out)
         return out
+
+
+def _attention_flops(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> int:
+    """Both products of attention (B, heads, T, channels), without a mask. Several query heads may share a key head."""
+    batch, heads, queries, channels = query.shape
+    return int(2 * batch * heads * queries * key.shape[-2] * (channels + value.shape[-1]))
 
 
 def _dropout(func: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> float:

@@ -1,0 +1,177 @@
+"""In: this rank's tensors at a call. Out: a checkpoint with these values, written and hashed while the rank trains on.
+Does not decide when to save or what a failure means (train/saving.py does). Its thread takes part in no collective."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.checkpoint.planner import WriteItem
+
+from codescent.base.agreement import decided, from_first
+from codescent.base.device import offered, synchronize
+from codescent.base.errors import UserError
+from codescent.checkpoint.box import Box
+from codescent.checkpoint.checkpoints import Checkpoints
+from codescent.checkpoint.manifest import THREADS, CheckpointError
+from codescent.checkpoint.parts import bytes_of
+from codescent.checkpoint.storage import CheckpointWriter
+
+Place = tuple[str, tuple[int, ...]]
+"""A chunk: the name of its tensor, and its offsets."""
+
+IsSound = Callable[[Collection[torch.Tensor]], bool]
+"""Whether values may be saved."""
+
+
+class Staging:
+    """Host memory for a copy of what this rank writes. It is kept from one save to the next: new pages cost more time
+    than the copy. Off the CPU it is page-locked where the device offers that."""
+
+    def __init__(self) -> None:
+        self._memory: dict[Place, torch.Tensor] = {}
+
+    def copy(self, writer: CheckpointWriter) -> dict[Place, torch.Tensor]:
+        """Copy the values of the writer's chunks. They are complete when this returns."""
+        values = {place_of(item): writer.values(item).detach() for item in writer.items}
+        self._memory = {place: self._for(place, value) for place, value in values.items()}
+        pairs = [(self._memory[place], value) for place, value in values.items()]
+        devices = {value.device for _, value in pairs if value.device.type != "cpu"}
+        for memory, value in pairs:
+            if value.device.type != "cpu":
+                memory.copy_(value, non_blocking=True)
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(_copy, [pair for pair in pairs if pair[1].device.type == "cpu"]))
+        for device in devices:
+            synchronize(device)
+        return dict(self._memory)
+
+    def _for(self, place: Place, value: torch.Tensor) -> torch.Tensor:
+        """The memory of a chunk: that of the save before, if it fits."""
+        memory = self._memory.get(place)
+        if memory is not None and memory.shape == value.shape and memory.dtype == value.dtype:
+            return memory
+        pins = value.device.type != "cpu" and offered(value.device).pins
+        return torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=pins)
+
+
+def _copy(pair: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """Copy a tensor of the host. torch would divide each copy among its threads, and wait for the slowest one."""
+    memory, value = (np.frombuffer(bytes_of(one.contiguous()), np.uint8) for one in pair)
+    np.copyto(memory, value)
+
+
+def place_of(item: WriteItem) -> Place:
+    """Which chunk an item is."""
+    return item.index.fqn, tuple(item.index.offset or ())
+
+
+class SaveBeside:
+    """A save of one checkpoint beside training. Every rank makes one at the same step; only one may be under way.
+
+    The constructor divides the work among the ranks, copies this rank's values, and starts a thread that writes and
+    hashes them. So later changes of the tensors do not count. When the files of all ranks are on the disk, a thread of
+    rank 0 writes the manifest and gives the folder its name. Only the constructor and `go_on` are collective:
+
+        while (path := save.go_on()) is None: ...       # whenever all ranks are `ready`
+
+    Args:
+        checkpoints: of the run.
+        step, tensors, state, validation_loss: see `Checkpoints.save`.
+        staging: memory for the copies, which no other save uses meanwhile.
+        is_sound: is asked of the copies, in the thread. False: nothing is written.
+
+    Raises CheckpointError on every rank: the disk has too little room, or the folder cannot be made.
+
+    """
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        step: int,
+        tensors: Mapping[str, torch.Tensor | Box],
+        state: Mapping[str, Any],
+        validation_loss: float | None,
+        staging: Staging,
+        is_sound: IsSound,
+    ) -> None:
+        self._checkpoints = checkpoints
+        self._writer = writer = checkpoints.writer(step, state, validation_loss)
+        self._written: dict[str, Any] = {}
+        self._error: Exception | None = None
+        self._handed_over = False  # all files are there, and rank 0 completes the checkpoint
+        self._ask, self._is_sound = is_sound, True
+        with checkpoints.completing(writer):
+            writer.divide(tensors)
+        try:
+            self._staged = staging.copy(writer)
+        except (RuntimeError, MemoryError) as error:  # too little memory: `go_on` tells it to all ranks
+            self._error = error
+        self._start(self._write)
+
+    def _start(self, work: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:  # `go_on` raises it on every rank
+                self._error = error
+
+        self._thread = threading.Thread(target=run, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def _write(self) -> None:
+        if self._error is None:
+            self._is_sound = self._ask(self._staged.values())
+            if self._is_sound:  # by one thread: the others' cores train
+                self._written = self._writer.write_own(lambda item: self._staged[place_of(item)], threads=1)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the thread of this rank has done its part, or has failed. Not collective."""
+        return not self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Wait until `ready`. Not collective."""
+        self._thread.join()
+
+    def go_on(self) -> Path | None:
+        """Wait until all ranks are `ready`, and go on. Collective.
+
+        Returns the folder of the checkpoint, if it is complete.
+
+        Raises on every rank:
+            Unsound: a rank's values may not be saved. What others have written is deleted.
+            CheckpointError: see `Checkpoints.save`.
+        """
+        self.wait()
+        with self._checkpoints.completing(self._writer):
+            if self._handed_over:
+                from_first(CheckpointError, lambda: self._result() and None)
+                return self._writer.final
+            self._handed_over = decided(CheckpointError, self._result, self._complete)
+        if not self._handed_over:
+            self._writer.abandon()
+            raise Unsound("a rank refuses the values of this checkpoint")
+        return None
+
+    def _result(self) -> dict[str, Any] | None:
+        """What this rank has written; None: its values are not sound."""
+        if self._error is not None:
+            raise self._error
+        return self._written if self._is_sound else None
+
+    def _complete(self, ranks: list[dict[str, Any] | None]) -> bool:
+        """Begin to complete the checkpoint, on rank 0. False: the values are not sound."""
+        written = [one for one in ranks if one is not None]
+        if len(written) == len(ranks):
+            self._start(lambda: self._writer.complete(written))
+        return len(written) == len(ranks)
+
+
+class Unsound(UserError):
+    """Values that may not be saved."""

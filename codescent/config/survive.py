@@ -1,0 +1,48 @@
+"""In: the values of [survive]. Out: a frozen pydantic class with its keys: what a run does about faults.
+Does not act on a fault (train/ does)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from codescent.config.keys import Section, key, one_of, other_than
+
+LOOKS = other_than("survive.on_spike", "none")
+"""Only a run that looks for spikes reads the key."""
+
+BACK = one_of("survive.on_spike", "rollback")
+"""Only a run that goes back reads the key."""
+
+
+class Survive(Section):
+    """What a run does about faults that it survives (`codescent docs faults`)."""
+
+    lease_s: float = key(
+        30.0,
+        "seconds after which another host may write the run, if the host that writes it is cut off; that one then ends",
+        ge=1,
+        le=3600,
+    )
+    on_divergence: Literal["stop", "heal"] = key(
+        "stop",
+        "what a run does if copies of tensors differ between ranks (train.check_every): stop; or heal: copy them from "
+        "a rank of the majority. Two copies have no majority",
+    )
+    on_spike: Literal["none", "stop", "skip", "rollback"] = key(
+        "none",
+        "what a run does if the loss or the norm of the gradients is far above those of the steps before: nothing; "
+        "stop; skip the update; or rollback: go back to a checkpoint, and on with later batches",
+    )
+    spike_window: int = key(100, "steps before, whose median a spike is compared with", ge=5, le=10_000, only=LOOKS)
+    spike_factor: float = key(
+        10.0,
+        "a spike is above the median by so many times the usual deviation from it (1.4826 times the median deviation)",
+        gt=0,
+        only=LOOKS,
+    )
+    rollback_steps: int = key(
+        1, "a rollback goes to the newest checkpoint that is at least so many steps before the spike", ge=1, only=BACK
+    )
+    skip_batches: int = key(
+        1, "batches that are left out after a rollback, from that of the spike on; at least 1", ge=1, only=BACK
+    )
