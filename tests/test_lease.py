@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from codescent.base import proc
 from codescent.base.errors import RunFailed, UserError
 from codescent.checkpoint.checkpoints import CheckpointError, Checkpoints
 from codescent.record import RunFolder
@@ -166,6 +168,54 @@ def test_a_lease_that_cannot_be_read_is_waited_for(
     assert held.generation == 6
     assert time.monotonic() - begin_s > 0.29
     held.release()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a renamed folder is found by /proc")
+def test_a_renamed_run_keeps_its_lease_between_two_writes(tmp_path: Path) -> None:
+    """Fault: the folder is renamed during a long step: the lease is not renewed, and the run ends as if taken."""
+    run = RunFolder.create(tmp_path / "run", "", {})
+    run.hold()
+    run.lease(never, 0.6)
+    (tmp_path / "run").rename(tmp_path / "renamed")
+    lease = tmp_path / "renamed" / ".lease-1"
+    before, end_s = lease.read_text(), time.monotonic() + 20
+    while json.loads(lease.read_text())["renewals"] < json.loads(before)["renewals"] + 3 and time.monotonic() < end_s:
+        time.sleep(0.05)
+    assert json.loads(lease.read_text())["renewals"] >= json.loads(before)["renewals"] + 3
+    run.event("note")
+    assert [one["kind"] for one in run.read_events()] == ["moved", "note"]
+    run.release()
+    assert json.loads(lease.read_text())["released"] is True
+
+
+@pytest.mark.parametrize(
+    ("remove", "said"),
+    [(".", "the run folder was removed, or moved"), (".lease-1", ".lease-1 was deleted, by which one process")],
+)
+def test_what_was_deleted_is_named(tmp_path: Path, remove: str, said: str) -> None:
+    """Fault: somebody deletes the folder or the lease, and the run blames a process that does not exist."""
+    (tmp_path / "run").mkdir()
+    words: list[str] = []
+    held = Lease(tmp_path / "run", words.append, 0.3)
+    shutil.rmtree(tmp_path / "run") if remove == "." else (tmp_path / "run" / remove).unlink()
+    end_s = time.monotonic() + 20
+    while not words and time.monotonic() < end_s:
+        time.sleep(0.05)
+    assert [one.startswith(f"{tmp_path / 'run'}: {said}") for one in words] == [True], words
+    held.release()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PID namespaces are those of Linux")
+def test_numbers_of_another_namespace_say_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: with the /proc of another PID namespace a run cannot start, or a writer that lives counts as ended."""
+    here = Holder.this(30.0)
+    assert not here.is_gone()
+    assert replace(here, started=here.started - 1).is_gone(), "its number is that of another process now"
+    (tmp_path / "self").symlink_to(str(os.getpid() + 1))
+    monkeypatch.setattr(proc, "PROC", tmp_path)
+    assert not here.is_gone()
+    assert not replace(here, started=here.started - 1).is_gone()
+    assert Holder.this(30.0).machine == ""
 
 
 def has_unshare() -> bool:

@@ -99,6 +99,7 @@ class Lease:
         lease_s: for how long it holds without a renewal.
         lost: is called by a thread, with a sentence, when the lease is lost and the process has not given it up
             GRACE_S later: it must end the process.
+        renamed: the present path of the folder. Raises UserError: it was removed.
 
     Attributes:
         generation: the number of this writer, from 1.
@@ -109,8 +110,14 @@ class Lease:
         UserError: another process holds it, or the file system refuses it.
     """
 
-    def __init__(self, folder: Path, lost: Callable[[str], object], lease_s: float = LEASE_S) -> None:
-        self.folder, self.lease_s, self._lost = folder, lease_s, lost
+    def __init__(
+        self,
+        folder: Path,
+        lost: Callable[[str], object],
+        lease_s: float = LEASE_S,
+        renamed: Callable[[], Path] | None = None,
+    ) -> None:
+        self.folder, self.lease_s, self._lost, self._renamed = folder, lease_s, lost, renamed
         self._holder, self.generation, self.ends_s, self.path = Holder.this(lease_s), 0, 0.0, folder
         self._released, self._guard = threading.Event(), threading.Lock()
         with user_errors(folder):
@@ -138,6 +145,7 @@ class Lease:
         """Give up the lease: another process may take it at once."""
         self._released.set()
         with self._guard, suppress(OSError, UserError):
+            self._find()
             self._write(released=True)
 
     def _await_end(self, generation: int, holder: Holder) -> None:
@@ -185,10 +193,18 @@ class Lease:
 
         Raises RunFailed: another process has it. Raises OSError: the folder cannot be reached.
         """
+        self._find()
         if self._is_over():
             self._become(self.generation)
         else:
             self._write()
+
+    def _find(self) -> None:
+        """Follow the run folder, if it was renamed since the last write of the run."""
+        if self._renamed is not None and not os.path.lexists(self.path):
+            with suppress(UserError):
+                self.folder = self._renamed()
+                self.path = self.folder / self.path.name
 
     def _write(self, *, released: bool = False) -> None:
         begin_s = _now_s()
@@ -227,11 +243,18 @@ class Lease:
 
     def _taken(self) -> RunFailed:
         """An error that says who has the lease."""
-        now = None
-        with suppress(OSError):
+        now, who = None, "another process writes this run now"
+        try:
             now = _newest(self.folder)
-        who = "another process" if now is None or now[0] <= self.generation else f"{now[1]}"
-        return RunFailed(f"{self.folder}: {who} writes this run now: this process ends, and writes nothing more")
+            if now is None:
+                who = f"{self.path.name} was deleted, by which one process at a time writes this run"
+        except FileNotFoundError:
+            who = "the run folder was removed, or moved to another disk"
+        except OSError:
+            pass
+        if now is not None and now[0] > self.generation:
+            who = f"{now[1]} writes this run now"
+        return RunFailed(f"{self.folder}: {who}: this process ends, and writes nothing more")
 
 
 def _newest(folder: Path) -> tuple[int, Holder] | None:

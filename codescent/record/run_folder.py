@@ -193,7 +193,7 @@ class RunFolder:
         Raises:
             UserError: another process writes it.
         """
-        self._lease = Lease(self.path, lost, lease_s)
+        self._lease = Lease(self.path, lost, lease_s, self._renamed)
 
     def delete_unused(self) -> None:
         """Delete the folder that this process has created, if it has no event: the run was refused before it began.
