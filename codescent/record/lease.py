@@ -10,6 +10,7 @@ clock of one machine, so no clocks need to agree."""
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import re
@@ -25,8 +26,9 @@ import psutil
 
 from codescent.base import writing
 from codescent.base.durable import replace_file
+from codescent.base.early import raise_if_asked
 from codescent.base.errors import RunFailed, UserError
-from codescent.base.output import warn
+from codescent.base.output import progress
 from codescent.base.proc import stat_of
 from codescent.base.reading import read_bytes
 from codescent.record.lines import user_errors
@@ -85,10 +87,10 @@ class Holder:
         return started is not None and started != self.started
 
     def __str__(self) -> str:
-        return f"process {self.process} on {self.host}"
+        return f"process {self.process} on {self.host}" if self.process else "another process"
 
 
-UNKNOWN = Holder(0, "another machine", "", 0, LEASE_S)
+UNKNOWN = Holder(0, "", "", 0, LEASE_S)
 
 
 class Lease:
@@ -108,6 +110,7 @@ class Lease:
 
     Raises:
         UserError: another process holds it, or the file system refuses it.
+        StopAsked: this process was asked to stop, while it waited (base/early.py).
     """
 
     def __init__(
@@ -149,15 +152,16 @@ class Lease:
             self._write(released=True)
 
     def _await_end(self, generation: int, holder: Holder) -> None:
-        """Wait until a lease has not been renewed for its time. Raises UserError: it is renewed."""
+        """Wait until a lease has not been renewed for its time. Raises UserError: it is renewed; StopAsked."""
         waits_s = holder.lease_s + GRACE_S
         end_s, said_s = _now_s() + waits_s, _now_s() + holder.lease_s / RENEWALS
         while _now_s() < end_s:
+            raise_if_asked()
             time.sleep(min(0.2, holder.lease_s / 10))
             if (now := _newest(self.folder)) == (generation, holder):
                 if _now_s() > said_s:
-                    warn(f"{self.folder}: {holder} has written this run and may still do: wait {waits_s:g} s")
-                    said_s = end_s
+                    progress([f"{self.folder}: {holder} has written this run and may still do: wait {waits_s:g} s"])
+                    said_s = math.inf
                 continue
             if now is not None and now[0] == generation and now[1].released:
                 return
@@ -243,18 +247,19 @@ class Lease:
 
     def _taken(self) -> RunFailed:
         """An error that says who has the lease."""
-        now, who = None, "another process writes this run now"
         try:
             now = _newest(self.folder)
-            if now is None:
-                who = f"{self.path.name} was deleted, by which one process at a time writes this run"
+            if now is None or now[0] < self.generation:
+                why = f"{self.path.name} was deleted, by which one process at a time writes this run"
+            elif now[0] > self.generation:
+                why = f"{now[1]} writes this run now"
+            else:
+                why = f"this process could not renew its lease for {self.lease_s:g} s"
         except FileNotFoundError:
-            who = "the run folder was removed, or moved to another disk"
+            why = "the run folder was removed, or moved to another disk"
         except OSError:
-            pass
-        if now is not None and now[0] > self.generation:
-            who = f"{now[1]} writes this run now"
-        return RunFailed(f"{self.folder}: {who}: this process ends, and writes nothing more")
+            why = "another process writes this run now, or its folder cannot be read"
+        return RunFailed(f"{self.folder}: {why}: this process ends, and writes nothing more")
 
 
 def _newest(folder: Path) -> tuple[int, Holder] | None:
@@ -265,8 +270,10 @@ def _newest(folder: Path) -> tuple[int, Holder] | None:
     newest = max(numbers)
     try:
         return newest, _holder(read_bytes(folder / _name(newest), CONTENT_BYTES))
-    except FileNotFoundError:  # renamed meanwhile
-        return _newest(folder)
+    except FileNotFoundError:
+        if os.path.lexists(folder / _name(newest)):  # a link that leads nowhere
+            return newest, UNKNOWN
+        return _newest(folder)  # renamed meanwhile
 
 
 def _holder(content: bytes) -> Holder:
