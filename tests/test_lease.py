@@ -3,6 +3,7 @@ Does not train: test_train_resume.py does."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -172,6 +173,20 @@ def test_a_lease_that_cannot_be_read_is_waited_for(
     assert held.generation == 6
     assert time.monotonic() - begin_s > 0.29
     held.release()
+
+
+def test_a_full_disk_refuses_a_writer_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: the lock file has no room: a traceback, and the lock stays in a notebook until its process ends."""
+
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    run = RunFolder.create(tmp_path / "run", "", {})
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        with pytest.raises(UserError, match="no space left on the disk: free some space"):
+            run.hold()
+    RunFolder.open(run.path).hold()
 
 
 def test_the_time_limit_ends_the_wait_for_a_lease_which_is_said_once(
