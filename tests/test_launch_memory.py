@@ -3,10 +3,13 @@ Does not run out of memory: test_running.py does, where a cgroup can be made."""
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 
+from codescent.base import proc
 from codescent.launch import memory_kills as kills
 from codescent.launch import process_state
 
@@ -74,7 +77,9 @@ def test_a_frozen_cgroup_of_version_2(tmp_path: Path, monkeypatch: pytest.Monkey
     (machine.proc / "77" / "cgroup").write_text("0::/job\n")
     machine.write("job/cgroup.events", "populated 1\nfrozen 0\n")
     monkeypatch.setattr(process_state, "CGROUPS", machine.groups)
-    monkeypatch.setattr(process_state, "PROC", machine.proc)
+    monkeypatch.setattr(proc, "PROC", machine.proc)
+    shutil.rmtree(machine.proc / "self")
+    (machine.proc / "self").symlink_to(str(os.getpid()))
     assert process_state.halted_by(77) == ""
     machine.write("job/cgroup.events", "populated 1\nfrozen 1\n")
     assert process_state.halted_by(77) == "is frozen (by its cgroup)"
@@ -82,3 +87,6 @@ def test_a_frozen_cgroup_of_version_2(tmp_path: Path, monkeypatch: pytest.Monkey
     assert process_state.halted_by(77) == "is stopped (SIGCONT continues it)"
     assert process_state.halted_by(78) == ""
     assert process_state.state_of(78).word == "gone"
+    (machine.proc / "self").unlink()
+    (machine.proc / "self").symlink_to(str(os.getpid() + 1))
+    assert process_state.state_of(77).word == process_state.state_of(78).word == "", "numbers of another namespace"

@@ -3,8 +3,10 @@ Does not train: test_train_resume.py does."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from codescent.base import early, proc
 from codescent.base.errors import RunFailed, UserError
 from codescent.checkpoint.checkpoints import CheckpointError, Checkpoints
 from codescent.record import RunFolder
@@ -72,7 +75,9 @@ def test_a_writer_that_has_ended_is_followed_at_once(tmp_path: Path) -> None:
     assert second.generation == 2
     assert time.monotonic() - begin_s < 10  # less than the lease
     second.release()
-    assert Lease(tmp_path, never).generation == 3
+    third = Lease(tmp_path, never)
+    assert third.generation == 3
+    third.release()
     assert [one.name for one in tmp_path.iterdir()] == [".lease-3"]
 
 
@@ -83,7 +88,9 @@ def test_a_writer_that_renews_its_lease_keeps_the_run(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"is being written by process \d+ on .*: wait for its end, or stop it"):
             Lease(tmp_path, never, 0.6)
         print("release", file=first.stdin, flush=True)
-        assert Lease(tmp_path, never, 0.6).generation == 2
+        second = Lease(tmp_path, never, 0.6)
+        assert second.generation == 2
+        second.release()
 
 
 def test_a_stopped_writer_loses_the_run_and_ends(tmp_path: Path) -> None:
@@ -166,6 +173,86 @@ def test_a_lease_that_cannot_be_read_is_waited_for(
     assert held.generation == 6
     assert time.monotonic() - begin_s > 0.29
     held.release()
+
+
+def test_a_full_disk_refuses_a_writer_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: the lock file has no room: a traceback, and the lock stays in a notebook until its process ends."""
+
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    run = RunFolder.create(tmp_path / "run", "", {})
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        with pytest.raises(UserError, match="no space left on the disk: free some space"):
+            run.hold()
+    RunFolder.open(run.path).hold()
+
+
+def test_the_time_limit_ends_the_wait_for_a_lease_which_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: a job whose time is over still waits; or it is said twice, or where several ranks do not show it."""
+    said: list[str] = []
+    monkeypatch.setattr(module, "progress", said.extend)
+    monkeypatch.setattr(module, "UNKNOWN", replace(module.UNKNOWN, lease_s=0.2))
+    monkeypatch.setattr(module, "GRACE_S", 0.5)
+    (tmp_path / ".lease-1").symlink_to(tmp_path / "nowhere")
+    Lease(tmp_path, never).release()
+    assert said == [f"{tmp_path}: another process has written this run and may still do: wait 0.7 s"]
+    (tmp_path / ".lease-2").write_text("")
+    monkeypatch.setattr(early, "_end_s", 1.0)
+    with early.may_end(), pytest.raises(early.StopAsked):
+        Lease(tmp_path, never)
+    assert [one.name for one in tmp_path.iterdir()] == [".lease-2"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a renamed folder is found by /proc")
+def test_a_renamed_run_keeps_its_lease_between_two_writes(tmp_path: Path) -> None:
+    """Fault: the folder is renamed during a long step: the lease is not renewed, and the run ends as if taken."""
+    run = RunFolder.create(tmp_path / "run", "", {})
+    run.hold()
+    run.lease(never, 0.6)
+    (tmp_path / "run").rename(tmp_path / "renamed")
+    lease = tmp_path / "renamed" / ".lease-1"
+    before, end_s = lease.read_text(), time.monotonic() + 20
+    while json.loads(lease.read_text())["renewals"] < json.loads(before)["renewals"] + 3 and time.monotonic() < end_s:
+        time.sleep(0.05)
+    assert json.loads(lease.read_text())["renewals"] >= json.loads(before)["renewals"] + 3
+    run.event("note")
+    assert [one["kind"] for one in run.read_events()] == ["moved", "note"]
+    run.release()
+    assert json.loads(lease.read_text())["released"] is True
+
+
+@pytest.mark.parametrize(
+    ("remove", "said"),
+    [(".", "the run folder was removed, or moved"), (".lease-1", ".lease-1 was deleted, by which one process")],
+)
+def test_what_was_deleted_is_named(tmp_path: Path, remove: str, said: str) -> None:
+    """Fault: somebody deletes the folder or the lease, and the run blames a process that does not exist."""
+    (tmp_path / "run").mkdir()
+    words: list[str] = []
+    held = Lease(tmp_path / "run", words.append, 0.3)
+    shutil.rmtree(tmp_path / "run") if remove == "." else (tmp_path / "run" / remove).unlink()
+    end_s = time.monotonic() + 20
+    while not words and time.monotonic() < end_s:
+        time.sleep(0.05)
+    assert [one.startswith(f"{tmp_path / 'run'}: {said}") for one in words] == [True], words
+    held.release()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PID namespaces are those of Linux")
+def test_numbers_of_another_namespace_say_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: with the /proc of another PID namespace a run cannot start, or a writer that lives counts as ended."""
+    here = Holder.this(30.0)
+    assert not here.is_gone()
+    assert replace(here, started=here.started - 1).is_gone(), "its number is that of another process now"
+    (tmp_path / "self").symlink_to(str(os.getpid() + 1))
+    monkeypatch.setattr(proc, "PROC", tmp_path)
+    assert not here.is_gone()
+    assert not replace(here, started=here.started - 1).is_gone()
+    assert Holder.this(30.0).machine == ""
 
 
 def has_unshare() -> bool:

@@ -4,8 +4,8 @@ Does not look at other hosts (meeting/silent.py asks the store) and ends nothing
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
+from codescent.base.proc import stat_of
 from codescent.base.progress import ENDED, OwnPage
 
 ENDS_S, LOOK_S = 0.5, 0.02
@@ -37,8 +37,5 @@ def fallen() -> str:
 
 
 def _lives(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[:1] not in (["Z"], ["X"])
+    fields = stat_of(pid)
+    return fields is None or fields[:1] not in ([], ["Z"], ["X"])

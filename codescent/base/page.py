@@ -3,6 +3,7 @@ Does not know how it is stored (progress.py does)."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -88,6 +89,11 @@ class Page:
     beat_s: float = 0.0
     failed_s: float = 0.0
     took: Took = Took()
+
+    @property
+    def step(self) -> int | None:
+        """The step that is under way, from 1; None: the training has returned."""
+        return int(self.position) + 1 if math.isfinite(self.position) else None
 
     @property
     def moved(self) -> tuple[object, ...]:

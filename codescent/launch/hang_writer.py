@@ -27,10 +27,16 @@ def write_apart(folder: str, text: str, event: Mapping[str, Any]) -> bool | None
         text: for hang.txt; "": nothing.
         event: its kind and its fields; empty: none.
     """
-    command = [sys.executable, "-m", __name__]
+    command = [sys.executable, "-P", "-m", __name__]  # -P: the user's folder may have files such as token.py
     asked = json.dumps({"folder": folder, "text": text, "event": dict(event)}).encode()
     with suppress(OSError):
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            process_group=0,  # Ctrl-C is for the launcher
+        )
         with suppress(subprocess.TimeoutExpired):
             process.communicate(asked, ANSWER_S)
             return process.returncode == 0

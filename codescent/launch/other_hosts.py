@@ -75,8 +75,14 @@ class OtherHosts:
 
     def _run(self, act: Any, own: Mapping[int, Any]) -> None:
         """Act in a thread: a request to a host whose link is cut must not hold up the launcher."""
-        self.found = {}
-        self._thread = threading.Thread(target=act, args=(own, self.found), name="codescent hosts", daemon=True)
+        self.found, before = {}, self._thread
+
+        def in_order(found: dict[int, RankState]) -> None:
+            if before is not None:
+                before.join()  # what was put last must be withdrawn last
+            act(own, found)
+
+        self._thread = threading.Thread(target=in_order, args=(self.found,), name="codescent hosts", daemon=True)
         self._thread.start()
 
     def _exchange(self, own: Mapping[int, RankState], found: dict[int, RankState]) -> None:

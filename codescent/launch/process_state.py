@@ -1,5 +1,5 @@
 """In: the id of a process. Out: whether it runs, sleeps, waits for a disk, is stopped or frozen; its processor time.
-Does not say what that means for a run (verdict.py does). Where there is no /proc, nothing is known."""
+Does not say what that means for a run (verdict.py does). Where /proc cannot tell, nothing is known."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-CGROUPS, PROC = Path("/sys/fs/cgroup"), Path("/proc")
+from codescent.base import proc
+
+CGROUPS = Path("/sys/fs/cgroup")
 _WORDS = {"R": "running", "S": "sleeping", "D": "disk wait", "T": "stopped", "t": "stopped", "Z": "gone", "X": "gone"}
 
 
@@ -26,35 +28,26 @@ class ProcessState:
 
 def state_of(pid: int) -> ProcessState:
     """The state of a process. Its main thread counts; "gone": there is no such process."""
-    try:
-        fields = _fields(pid)
-    except OSError:
-        return ProcessState("gone" if PROC.is_dir() else "")
-    except IndexError:
-        return ProcessState()
+    fields = proc.stat_of(pid)
+    if not fields:
+        return ProcessState("" if fields is None else "gone")
     word = "frozen" if _is_in_frozen_cgroup(pid) else _WORDS.get(fields[0], "sleeping")
     return ProcessState(word, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
 
 
 def halted_by(pid: int) -> str:
     """Why a process cannot run: "is stopped" (by a signal) or "is frozen" (by its cgroup); "" if it can run."""
-    try:
-        if _fields(pid)[0] in ("T", "t"):
-            return "is stopped (SIGCONT continues it)"
-    except (OSError, IndexError):  # the process has ended, or this system has no /proc
+    fields = proc.stat_of(pid)
+    if not fields:  # the process has ended, or nothing is known of it
         return ""
+    if fields[0] in ("T", "t"):
+        return "is stopped (SIGCONT continues it)"
     return "is frozen (by its cgroup)" if _is_in_frozen_cgroup(pid) else ""
-
-
-def _fields(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat after the name."""
-    stat = (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
-    return stat.rpartition(")")[2].split()
 
 
 def _is_in_frozen_cgroup(pid: int) -> bool:
     try:
-        lines = (PROC / str(pid) / "cgroup").read_text().splitlines()
+        lines = (proc.PROC / str(pid) / "cgroup").read_text().splitlines()
     except OSError:
         return False
     for line in lines:

@@ -76,7 +76,7 @@ class Supervisor:
         self.deadlines = Deadlines(stopped.timeout_s)
         self._stragglers, self._said_slow = Stragglers(), ""
         self._states: dict[int, ProcessState] = {}
-        self._looked_s = time.monotonic()
+        self._looked_s = self._left_s = time.monotonic()  # when the last look began, and when it ended
         self._moved: dict[int, tuple[object, ...]] = {}
         self._moved_s: dict[int, float] = {}  # when each rank was last seen to move
         self._wanted_s = 0.0  # stand still so long before the stacks are asked for again
@@ -100,7 +100,9 @@ class Supervisor:
         self._since_s = {rank: self._since_s.get(rank, now_s) for rank in halted}
         if self._record is not None:
             self._record.look()
-        return said + self._hang(running, now_s)
+        said += self._hang(running, now_s)
+        self._left_s = time.monotonic()  # a disk that does not answer may have kept this look: that is no pause
+        return said
 
     def overdue(self) -> list[int]:
         """The ranks that could not run for so long that they are to be ended. Each is named once."""
@@ -126,7 +128,7 @@ class Supervisor:
     def record_crash(self, rank: int, pid: int, ending: str) -> None:
         """Record a rank that has died, as an event of the run. `ending`: how, in words."""
         if self._record is not None:
-            step = int(self.pages.read(rank).position) + 1 if self.pages.read(rank).position < ENDED else None
+            step = self.pages.read(rank).step
             self._record.event("crash", rank=rank, host=host(), process=pid, step=step, ending=ending)
 
     def _hang(self, running: Mapping[int, int], now_s: float) -> list[str]:
@@ -139,8 +141,9 @@ class Supervisor:
         self._states = states
         slow = self._slow(pages, now_s, running)
         moved = {rank: page.moved for rank, page in pages.items()}
-        pauses = gap_s > PAUSE_S  # this process was stopped itself
-        changed = {rank for rank in moved if pauses or moved[rank] != self._moved.get(rank)}
+        if now_s - self._left_s > PAUSE_S:  # this process was stopped itself
+            self._moved_s = dict.fromkeys(self._moved_s, now_s)
+        changed = {rank for rank in moved if moved[rank] != self._moved.get(rank)}
         if changed:  # that a rank has ended is no progress
             self._moved, self._wanted_s = moved, 0.0
             if self._asked is not None or self._hangs_s:
@@ -205,7 +208,7 @@ class Supervisor:
             return []
         if self._record is not None:
             times = {"factor": round(new.factor, 2), "own_s": round(new.own_s, 6), "others_s": round(new.others_s, 6)}
-            step = int(pages[new.rank].position) + 1
+            step = pages[new.rank].step
             self._record.event("straggler", rank=new.rank, host=host(), part=new.part, **times, step=step)
         who = f"rank {new.rank} of {self.ranks} (pid {running[new.rank]} on {host()})"
         times_s = f"{new.own_s:.3g} s a step, the others {new.others_s:.3g} s"
@@ -218,7 +221,7 @@ class Supervisor:
         if record is None:
             return lines
         fields = {"cause": verdict.cause, "ranks": list(verdict.culprits), "host": host()}
-        positions = {str(rank): int(one.page.position) + 1 for rank, one in seen.items()}
+        positions = {str(rank): one.page.step for rank, one in seen.items()}
         event = {"kind": "hang", **fields, "steps": positions, "problems": lines}
         path = record.write(whole(lines, stacks, datetime.now(UTC).isoformat(timespec="seconds")), event)
         return [*lines, *([] if path is None else [f"  all stacks: {path}"])]
@@ -242,7 +245,7 @@ def where_of(page: Page) -> str:
     """Where a rank was, as a part of a sentence."""
     if not 0 < page.position < ENDED:
         return "before its first step" if page.position == 0 else "after its last step"
-    return f"in step {int(page.position) + 1}, in {doing(page)}"
+    return f"in step {page.step}, in {doing(page)}"
 
 
 def _busy(before: ProcessState | None, now: ProcessState, seconds: float) -> float:

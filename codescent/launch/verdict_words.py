@@ -101,7 +101,7 @@ def _table(verdict: HangVerdict, ranks: Mapping[int, RankState], world: int, car
     for rank, seen in ranks.items():
         state = "computing or spinning" if seen.word == "running" or seen.busy >= BUSY else seen.word or "unknown"
         collective = _collective(seen, verdict.missing.get(rank), [*verdict.missing.values()], carries)
-        step = str(int(seen.page.position) + 1)
+        step = "ended" if seen.page.step is None else str(seen.page.step)
         rows.append(
             (f"{rank} of {world}", str(seen.pid), state, step, doing(seen.page), f"{seen.since_s:.0f} s", collective)
         )

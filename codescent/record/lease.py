@@ -10,6 +10,7 @@ clock of one machine, so no clocks need to agree."""
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import re
@@ -25,8 +26,10 @@ import psutil
 
 from codescent.base import writing
 from codescent.base.durable import replace_file
+from codescent.base.early import raise_if_asked
 from codescent.base.errors import RunFailed, UserError
-from codescent.base.output import warn
+from codescent.base.output import progress
+from codescent.base.proc import stat_of
 from codescent.base.reading import read_bytes
 from codescent.record.lines import user_errors
 
@@ -54,7 +57,7 @@ class Holder:
     Attributes:
         process, host: process id and name of its machine.
         machine: identifies a start of the machine, and the numbers of its processes; "": unknown.
-        started_s: when the process has started, as its machine counts.
+        started: when the process has started. On Linux in ticks since the start of the machine: clocks may be set.
         lease_s: for how long its lease holds.
         renewals: how often it has renewed its lease.
         released: whether it has ended, and has given up its lease.
@@ -63,7 +66,7 @@ class Holder:
     process: int
     host: str
     machine: str
-    started_s: float
+    started: float
     lease_s: float
     renewals: int = 0
     released: bool = False
@@ -71,8 +74,8 @@ class Holder:
     @classmethod
     def this(cls, lease_s: float) -> Holder:
         """This process."""
-        started_s = psutil.Process().create_time()
-        return cls(os.getpid(), platform.node(), _machine(), started_s, lease_s)
+        started = _started(os.getpid())
+        return cls(os.getpid(), platform.node(), "" if started is None else _machine(), started or 0, lease_s)
 
     def is_gone(self) -> bool:
         """Whether it has ended, as far as this machine can know."""
@@ -80,18 +83,14 @@ class Holder:
             return True
         if not self.machine or self.machine != _machine():
             return False
-        try:
-            return bool(psutil.Process(self.process).create_time() != self.started_s)
-        except psutil.NoSuchProcess:
-            return True
-        except psutil.Error:
-            return False
+        started = _started(self.process)
+        return started is not None and started != self.started
 
     def __str__(self) -> str:
-        return f"process {self.process} on {self.host}"
+        return f"process {self.process} on {self.host}" if self.process else "another process"
 
 
-UNKNOWN = Holder(0, "another machine", "", 0.0, LEASE_S)
+UNKNOWN = Holder(0, "", "", 0, LEASE_S)
 
 
 class Lease:
@@ -102,6 +101,7 @@ class Lease:
         lease_s: for how long it holds without a renewal.
         lost: is called by a thread, with a sentence, when the lease is lost and the process has not given it up
             GRACE_S later: it must end the process.
+        renamed: the present path of the folder. Raises UserError: it was removed.
 
     Attributes:
         generation: the number of this writer, from 1.
@@ -110,10 +110,17 @@ class Lease:
 
     Raises:
         UserError: another process holds it, or the file system refuses it.
+        StopAsked: this process was asked to stop, while it waited (base/early.py).
     """
 
-    def __init__(self, folder: Path, lost: Callable[[str], object], lease_s: float = LEASE_S) -> None:
-        self.folder, self.lease_s, self._lost = folder, lease_s, lost
+    def __init__(
+        self,
+        folder: Path,
+        lost: Callable[[str], object],
+        lease_s: float = LEASE_S,
+        renamed: Callable[[], Path] | None = None,
+    ) -> None:
+        self.folder, self.lease_s, self._lost, self._renamed = folder, lease_s, lost, renamed
         self._holder, self.generation, self.ends_s, self.path = Holder.this(lease_s), 0, 0.0, folder
         self._released, self._guard = threading.Event(), threading.Lock()
         with user_errors(folder):
@@ -141,18 +148,20 @@ class Lease:
         """Give up the lease: another process may take it at once."""
         self._released.set()
         with self._guard, suppress(OSError, UserError):
+            self._find()
             self._write(released=True)
 
     def _await_end(self, generation: int, holder: Holder) -> None:
-        """Wait until a lease has not been renewed for its time. Raises UserError: it is renewed."""
+        """Wait until a lease has not been renewed for its time. Raises UserError: it is renewed; StopAsked."""
         waits_s = holder.lease_s + GRACE_S
         end_s, said_s = _now_s() + waits_s, _now_s() + holder.lease_s / RENEWALS
         while _now_s() < end_s:
+            raise_if_asked()
             time.sleep(min(0.2, holder.lease_s / 10))
             if (now := _newest(self.folder)) == (generation, holder):
                 if _now_s() > said_s:
-                    warn(f"{self.folder}: {holder} has written this run and may still do: wait {waits_s:g} s")
-                    said_s = end_s
+                    progress([f"{self.folder}: {holder} has written this run and may still do: wait {waits_s:g} s"])
+                    said_s = math.inf
                 continue
             if now is not None and now[0] == generation and now[1].released:
                 return
@@ -188,10 +197,18 @@ class Lease:
 
         Raises RunFailed: another process has it. Raises OSError: the folder cannot be reached.
         """
+        self._find()
         if self._is_over():
             self._become(self.generation)
         else:
             self._write()
+
+    def _find(self) -> None:
+        """Follow the run folder, if it was renamed since the last write of the run."""
+        if self._renamed is not None and not os.path.lexists(self.path):
+            with suppress(UserError):
+                self.folder = self._renamed()
+                self.path = self.folder / self.path.name
 
     def _write(self, *, released: bool = False) -> None:
         begin_s = _now_s()
@@ -230,11 +247,19 @@ class Lease:
 
     def _taken(self) -> RunFailed:
         """An error that says who has the lease."""
-        now = None
-        with suppress(OSError):
+        try:
             now = _newest(self.folder)
-        who = "another process" if now is None or now[0] <= self.generation else f"{now[1]}"
-        return RunFailed(f"{self.folder}: {who} writes this run now: this process ends, and writes nothing more")
+            if now is None or now[0] < self.generation:
+                why = f"{self.path.name} was deleted, by which one process at a time writes this run"
+            elif now[0] > self.generation:
+                why = f"{now[1]} writes this run now"
+            else:
+                why = f"this process could not renew its lease for {self.lease_s:g} s"
+        except FileNotFoundError:
+            why = "the run folder was removed, or moved to another disk"
+        except OSError:
+            why = "another process writes this run now, or its folder cannot be read"
+        return RunFailed(f"{self.folder}: {why}: this process ends, and writes nothing more")
 
 
 def _newest(folder: Path) -> tuple[int, Holder] | None:
@@ -245,8 +270,10 @@ def _newest(folder: Path) -> tuple[int, Holder] | None:
     newest = max(numbers)
     try:
         return newest, _holder(read_bytes(folder / _name(newest), CONTENT_BYTES))
-    except FileNotFoundError:  # renamed meanwhile
-        return _newest(folder)
+    except FileNotFoundError:
+        if os.path.lexists(folder / _name(newest)):  # a link that leads nowhere
+            return newest, UNKNOWN
+        return _newest(folder)  # renamed meanwhile
 
 
 def _holder(content: bytes) -> Holder:
@@ -256,7 +283,7 @@ def _holder(content: bytes) -> Holder:
     except (ValueError, TypeError, RecursionError):
         return UNKNOWN
     kinds = {"process": int, "host": str, "machine": str, "renewals": int, "released": bool}
-    numbers = all(isinstance(value, (int, float)) for value in (holder.started_s, holder.lease_s))
+    numbers = all(isinstance(value, (int, float)) for value in (holder.started, holder.lease_s))
     fits = numbers and all(isinstance(getattr(holder, name), kind) for name, kind in kinds.items())
     return holder if fits and 0 < holder.lease_s <= MOST_S else UNKNOWN
 
@@ -271,6 +298,19 @@ def _machine() -> str:
         return f"{read_bytes(_BOOT, 64).decode().strip()} {_SPACE.readlink()}"
     except OSError:
         return f"{platform.node()} {psutil.boot_time() // 60:.0f}" if sys.platform == "darwin" else ""
+
+
+def _started(process: int) -> float | None:
+    """When a process has started; 0: it has ended; None: this system cannot tell. See Holder."""
+    if sys.platform == "darwin":
+        try:
+            return psutil.Process(process).create_time()
+        except psutil.NoSuchProcess:
+            return 0
+        except psutil.Error:
+            return None
+    fields = stat_of(process)
+    return None if fields is None else int(fields[19]) if len(fields) > 19 else 0
 
 
 def _now_s() -> float:

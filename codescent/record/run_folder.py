@@ -175,10 +175,14 @@ class RunFolder:
             raise UserError(f"{self.path}: is being written by {writer}: wait for its end, or stop it") from error
         except OSError:  # a file system without locks: `lease` is left
             pass
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
-        with user_errors(self.path):
-            self._held = [os.open(self.path, os.O_RDONLY | os.O_DIRECTORY), descriptor]
+        try:
+            with user_errors(self.path):
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
+                self._held = [os.open(self.path, os.O_RDONLY | os.O_DIRECTORY), descriptor]
+        except UserError:
+            os.close(descriptor)
+            raise
 
     def lease(self, lost: Callable[[str], object], lease_s: float = LEASE_S) -> None:
         """Be the only writer of this run, on all hosts, until `release`.
@@ -193,7 +197,7 @@ class RunFolder:
         Raises:
             UserError: another process writes it.
         """
-        self._lease = Lease(self.path, lost, lease_s)
+        self._lease = Lease(self.path, lost, lease_s, self._renamed)
 
     def delete_unused(self) -> None:
         """Delete the folder that this process has created, if it has no event: the run was refused before it began.

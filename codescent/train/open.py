@@ -268,19 +268,25 @@ def open_run(
     """
     path = run_folder(config)
     opened: list[RunFolder] = []
+    changes: dict[str, list[Any]] = {}
 
-    def open_folder_() -> list[Any]:
-        held = folder or RunFolder.create(path, to_toml(effective(config)), plan.to_json())
-        changes = {} if folder is None else _changes(config, plan, dataset, folder)
-        _become_writer(held, world, config.survive.lease_s)
-        opened.append(held)
+    def open_folder_() -> None:
+        if world.is_first and not opened:
+            held = folder or RunFolder.create(path, to_toml(effective(config)), plan.to_json())
+            changes.update({} if folder is None else _changes(config, plan, dataset, folder))
+            _become_writer(held, world, config.survive.lease_s)
+            opened.append(held)
+
+    def look() -> list[Any]:
+        (held,) = opened
         # A failed run resumes before its bad weights only with a changed update: the old one would fail again.
         rolled_back = [event for event in held.read_events() if event["kind"] == ROLLBACK]
         return [held.read_environment(), changes, ruined_step(held) if changes else None, ended_at(held), rolled_back]
 
-    environment, changes, before, ended, rolled_back = world.from_first(open_folder_)
-    held = opened[0] if opened else None
     try:
+        world.in_turn(open_folder_, "writer")  # not in a collective: the lease of another writer may have to end first
+        held = opened[0] if opened else None
+        environment, changes, before, ended, rolled_back = world.from_first(look)
         checkpoints = Checkpoints(
             path / CHECKPOINTS, config.checkpoint.keep_last, config.checkpoint.keep_best, of_run=True
         )
@@ -301,7 +307,7 @@ def open_run(
             OwnPage.current.pages.folder = str(path.absolute())
         _keep_output(path, world.this_rank)
     except BaseException:
-        close_folder(held, is_new=not resume)
+        close_folder(opened[0] if opened else None, is_new=not resume)
         raise
     return run
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from codescent.base import stacks
 from codescent.base.errors import UserError
+from codescent.base.proc import stat_of
 from codescent.base.progress import OwnPage, Pages, shared_memory
 from codescent.base.rank import Rank
 from codescent.meeting.addresses import ALL, is_local, listening_address
@@ -103,7 +104,7 @@ def _leader(this_rank: Rank, store: Store, leaders: Sequence[int]) -> int:
 
 def _start(descriptor: int, this_rank: Rank, listener: socket.socket | None) -> None:
     """Start the supervisor, if the ranks have not parted by now. It ends when the last rank of the host has ended."""
-    if OwnPage.current is None:
+    if OwnPage.current is None or not stat_of(os.getpid()):  # it would not learn that the ranks have ended
         return
     words = [sys.executable, "-P", "-m", "codescent.launch.supervise", str(this_rank.world_size)]
     words += [str(this_rank.local_world_size), str(descriptor)]

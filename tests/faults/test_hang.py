@@ -28,8 +28,8 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Launch]]:
     RunFolder.create(tmp_path / "run", "", {"traffic": [PLANNED]})
     started: list[Launch] = []
 
-    def start(program: str, ranks: int = 2) -> Launch:
-        started.append(Launch(tmp_path, ranks, RANK + program, SETUP))
+    def start(program: str, ranks: int = 2, setup: str = "") -> Launch:
+        started.append(Launch(tmp_path, ranks, RANK + program, SETUP + setup))
         return started[-1]
 
     yield start
@@ -139,6 +139,37 @@ def test_a_verdict_is_given_once_and_withdrawn(launch: Start) -> None:
     assert (code, re.fullmatch(r"codescent: the ranks go on after \d+ s\n", err) is not None) == (0, True), err
     (over,) = events(run, "hang_over")
     assert over["seconds"] > 1.0
+
+
+def test_a_rank_whose_training_has_returned_is_on_the_page_of_the_others(launch: Start) -> None:
+    """Fault: rank 0 still closes its files, another rank hangs: the launcher ends with a traceback, not a verdict."""
+    run = launch("ready()\nown.at(float('inf')) if rank == 0 else meet()\nstand() if rank == 0 else in_torch()")
+    run.pids()
+    text = until(run, "codescent:   all stacks: ")
+    assert re.search(r"^codescent:   0 of 2  .*  ended  ", text, re.MULTILINE), text
+    (event,) = events(run, "hang")
+    assert event["steps"] == {"0": None, "1": 4}
+    run.close()
+
+
+def test_a_disk_that_answers_late_is_no_progress(launch: Start) -> None:
+    """Fault: the verdict takes as long as its disk. Then a line says that the ranks go on, and the verdict is given
+    again and again."""
+    run = launch(PAUSES, setup=LATE)
+    run.pids()
+    until(run, "codescent:   all stacks: ")
+    time.sleep(2.0)
+    run.let("go")
+    code, _, err = run.end()
+    assert (code, len(re.findall("go on after", err)), "no rank of" in err) == (0, 1, False), err
+
+
+LATE = """
+import time
+from codescent.launch import hang_record, supervisor
+supervisor.PAUSE_S = 0.5
+hang_record.write_apart = lambda folder, text, event: time.sleep(1.0)
+"""
 
 
 def test_the_end_of_the_rank_that_hung_is_no_progress(launch: Start) -> None:
