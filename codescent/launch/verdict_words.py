@@ -92,7 +92,8 @@ def whole(lines: Sequence[str], stacks: Mapping[int, str], when: str) -> str:
 
 def doing(page: Page) -> str:
     """What a rank does, in a word or two."""
-    return page.section or page.instruction or ("steps" if page.position else "start")
+    name = page.section or page.instruction or ("steps" if page.position else "start")
+    return "update" if name == "step" else name  # the instruction `step`; a step of the run is another thing
 
 
 def _table(verdict: HangVerdict, ranks: Mapping[int, RankState], world: int, carries: Carries) -> list[str]:
