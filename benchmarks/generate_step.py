@@ -8,6 +8,7 @@ import importlib
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,10 @@ Generate = Callable[[], list[list[int]]]  # the new tokens of each prompt
 def codescent(arguments: argparse.Namespace, prompts: list[list[int]]) -> Generate:
     """codescent's decoder and its generator, which always has a cache."""
     folder = open_folder(arguments.weights)
-    values = InitialValues(0, arguments.weights)
+    facts = models.facts_of(folder.kind.name, folder.shape)
+    values = InitialValues(0, replace(facts, weights=str(arguments.weights)))
     parameters = models.parameters_of(folder.kind.name, folder.shape)
-    module = models.construct(models.facts_of(folder.kind.name, folder.shape))
+    module = models.construct(facts)
     whole = {p.name: values.box(p, tuple(slice(0, size) for size in p.shape)) for p in parameters}
     module.load_state_dict(whole, assign=True)
     module.to(arguments.device, DTYPES[arguments.precision])

@@ -218,7 +218,7 @@ def orders(run: Path, servers: int, steps: int) -> list[list[str]]:
 
 def assert_goes_on(runs: Runs, run: Path, servers: int, words: Sequence[str], resume: Callable[[], object]) -> None:
     """From its last save: what was applied before is not applied again, and what came after it is."""
-    saved = max(int(path.name.rpartition("_")[2]) for path in (run / "checkpoints").iterdir())
+    saved = max(int(path.name.rpartition("_")[2]) for path in (run / "checkpoints").glob("step_*"))
     before, period = orders(run, servers, saved), 5 if "parallel.average_every=5" in words else 1
     resume()
     found = RunFolder.open(run)
