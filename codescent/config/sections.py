@@ -411,8 +411,8 @@ class Checkpoint(Section):
     )
     asynchronous: bool = key(
         False,
-        "copy what a checkpoint has into host memory, and write it beside training; the last one of a run, and that of "
-        "a run that is asked to stop, are waited for",
+        "copy what a checkpoint has into host memory, and write it beside training. A run waits for its last "
+        "checkpoint, and for that of a request to stop",
     )
     on_failed_save: Literal["stop", "go_on"] = key(
         "stop",

@@ -3,6 +3,7 @@ Does not write checkpoints (checkpoint/ does) and does not know ranks: only rank
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -19,7 +20,7 @@ from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.base.formats import unreadable
 from codescent.base.own_names import PLAN_FILE
-from codescent.base.published import published
+from codescent.base.published import in_words, published
 from codescent.base.reading import MOST_BYTES, read_bytes, read_text
 from codescent.record import memory, ranks
 from codescent.record.beginning import ANOTHER, MAKING, delete_new, refuse_taken, write_beside_jobs, write_new
@@ -69,6 +70,8 @@ LOGS = "logs"
 """Folder with what each of several ranks has printed: rank-0.log and so on."""
 TOKENIZER = "tokenizer.json"
 LOCK = ".writer"
+WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+"""Errors of file systems without locks. There the lease alone keeps other writers out."""
 MOST_CONFIG_BYTES = 1 << 20
 REMOVAL_S = 0.5
 """Seconds after which the config of a folder that is being removed is gone, too."""
@@ -173,8 +176,10 @@ class RunFolder:
             writer = os.read(descriptor, 64).decode(errors="replace").strip() or "another process"
             os.close(descriptor)
             raise UserError(f"{self.path}: is being written by {writer}: wait for its end, or stop it") from error
-        except OSError:  # a file system without locks: `lease` is left
-            pass
+        except OSError as error:
+            if error.errno not in WITHOUT_LOCKS:
+                os.close(descriptor)
+                raise UserError(f"{self.path / LOCK}: cannot be locked: {in_words(error)}") from error
         try:
             with user_errors(self.path):
                 os.ftruncate(descriptor, 0)

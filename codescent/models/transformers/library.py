@@ -228,9 +228,10 @@ def logits_of(net: nn.Module, tokens_BT: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def one_sequence() -> Iterator[None]:
-    """A block in which transformers takes each sample for one sequence without padding, as it finds in a run: positions
-    that a model makes by itself run on, and its mask of tokens (BioGPT's) is all ones. Fake tensors cannot say it, so
-    transformers would make a mask for attention.
+    """A block in which transformers takes each sample for one sequence without padding, as it finds in a run.
+
+    Positions that a model makes by itself run on, and its mask of tokens (BioGPT's) is all ones. Fake tensors have no
+    values that say so. Without this block transformers would make a mask for attention.
 
     Raises UserError: the installed version has not the functions that decide it.
     """
