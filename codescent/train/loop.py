@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from codescent.base.agreement import together, with_past
-from codescent.base.ending import ends_soon
 from codescent.base.errors import UserError
 from codescent.base.progress import ENDED
 from codescent.base.rank import Rank
@@ -32,6 +31,7 @@ from codescent.train.out_of_memory import Explained
 from codescent.train.outcome import Outcome
 from codescent.train.profile import Profiler
 from codescent.train.ranks import RankTimes
+from codescent.train.regroup import ends_or_regroups
 from codescent.train.report import Report
 from codescent.train.result import Launched, StepResult
 from codescent.train.saving import Saving, completing
@@ -65,7 +65,7 @@ def train(config: Config, this_rank: Rank, *, resume: bool, notes: Sequence[str]
     with connected as world, with_past(world.past):
         if not this_rank.local_rank:
             forget_code(os.environ)
-        world.from_first(lambda: refuse_restarts(config.parallel.restarts, world))
+        world.from_first(lambda: refuse_restarts(config, world))
         end_s = world.from_first(lambda: stop_at(os.environ))
         loggers: list[Logger] = []
         world.from_first(lambda: loggers.extend(loggers_of(config.log)))
@@ -85,7 +85,7 @@ def train(config: Config, this_rank: Rank, *, resume: bool, notes: Sequence[str]
                     closing(Generation(run, stop)) as generation,
                     Report(run, loggers, [*notes, *said]) as report,
                     Profiler(run, report) as profiler,
-                    ends_soon(this_rank.world_size),
+                    ends_or_regroups(this_rank.world_size),
                 ):
                     steps = _Steps(run, generation, report, stop, profiler, explained)
                     with completing(lambda: getattr(steps, "saving", None)):
