@@ -10,13 +10,16 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from codescent.base.call import Call, CalledAnew, follow_calls
 from codescent.base.ending import is_failing
 from codescent.base.errors import RunFailed
 from codescent.base.progress import Pages
 from codescent.coupling.lost_peer import is_lost_peer
+
+if TYPE_CHECKING:
+    from codescent.checkpoint.held import HeldTensors
 
 LOOK_EVERY_S = 0.05
 """Seconds between two looks at the number."""
@@ -25,7 +28,14 @@ UNWIND_S = 20.0
 
 
 class Regroup(Exception):
-    """Another rank was lost: this one lets go of its run, and meets the others anew."""
+    """Another rank was lost: this one lets go of its run, and meets the others anew.
+
+    `held`: the tensors that this rank has in memory; None: it has none that are of one step.
+    """
+
+    def __init__(self, why: str, held: HeldTensors | None) -> None:
+        super().__init__(why)
+        self.held = held
 
 
 class Alarm:
@@ -36,12 +46,14 @@ class Alarm:
 
     Attributes:
         call: the one that this process has followed last.
+        held: what it had in memory when it lost another rank, until it is asked for.
     """
 
     current: ClassVar[Alarm | None] = None
 
     def __init__(self, pages: Pages) -> None:
         self._pages, self.call = pages, Call()
+        self.held: HeldTensors | None = None
         self._unwinds_s: float | None = None  # since when
         self._over = False
         threading.Thread(target=self._watch, name="codescent alarm", daemon=True).start()

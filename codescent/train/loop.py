@@ -85,7 +85,7 @@ def train(config: Config, this_rank: Rank, *, resume: bool, notes: Sequence[str]
                     closing(Generation(run, stop)) as generation,
                     Report(run, loggers, [*notes, *said]) as report,
                     Profiler(run, report) as profiler,
-                    ends_or_regroups(this_rank.world_size),
+                    ends_or_regroups(generation),
                 ):
                     steps = _Steps(run, generation, report, stop, profiler, explained)
                     with completing(lambda: getattr(steps, "saving", None)):

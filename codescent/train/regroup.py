@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from traceback import clear_frames
+from typing import TYPE_CHECKING
 
 from codescent.base import cause
 from codescent.base.call import SURVIVES, Call
@@ -23,6 +24,9 @@ from codescent.config.sections import Config
 from codescent.preflight import is_begun
 from codescent.train.hang_up import Alarm, Regroup, outlives
 from codescent.train.outcome import GOES_ON, Outcome
+
+if TYPE_CHECKING:
+    from codescent.train.generation import Generation
 
 
 def train_on(config: Config, this_rank: Rank, *, resume: bool, notes: Sequence[str] = ()) -> Outcome:
@@ -53,6 +57,7 @@ def train_on(config: Config, this_rank: Rank, *, resume: bool, notes: Sequence[s
                 if not outlives(error):
                     raise
                 clear_frames(error.__traceback__)
+                alarm.held = error.held if isinstance(error, Regroup) else None
                 detail(f"{this_rank.here()}: {error}")
                 warn(f"codescent: {this_rank.here()}: lost another rank, and meets the others anew")
             gc.collect()  # the trainer of before has gone before another one is made
@@ -75,10 +80,10 @@ def _placed(this_rank: Rank, call: Call) -> Rank:
 
 
 @contextmanager
-def ends_or_regroups(ranks: int) -> Iterator[None]:
+def ends_or_regroups(generation: Generation) -> Iterator[None]:
     """`ends_soon`, if this process does not outlive the error; else the block raises Regroup."""
     lost = None
-    with ends_soon(ranks):
+    with ends_soon(generation.run.world.this_rank.world_size):
         try:
             yield
         except Exception as error:
@@ -87,4 +92,4 @@ def ends_or_regroups(ranks: int) -> Iterator[None]:
             lost = error
     if lost is not None:
         clear_frames(lost.__traceback__)  # they hold tensors, and messages that are under way
-        raise Regroup(str(lost).partition("\n")[0])
+        raise Regroup(str(lost).partition("\n")[0], generation.held())
