@@ -96,18 +96,19 @@ def whole_tensors_alone(tensors: Tensors) -> dict[str, StoredTensor]:
 
 
 def pieces_of(bytes_: int) -> None:
-    """Messages of at most so many bytes; the largest one is noted."""
+    """At most so many bytes in a message and in a round; noted are the bytes that each round sends or receives."""
     reshard.PIECE_BYTES = bytes_
     whole = dist.batch_isend_irecv
 
     def noted(messages: list[dist.P2POp]) -> list[dist.Work]:
-        SENT.extend(one.tensor.nbytes for one in messages)
+        for way in (dist.isend, dist.irecv):
+            MOVED.append(sum(one.tensor.nbytes for one in messages if one.op is way))
         return whole(messages)
 
     dist.batch_isend_irecv = noted
 
 
-SENT: list[int] = []
+MOVED: list[int] = []
 
 Row = Sequence[Any]
 """What a rank holds: its step, its part and the number of parts; nothing: it holds nothing."""
@@ -148,7 +149,7 @@ def recovered(
     except UserError as error:
         return answer | {"refused": list(error.problems)}
     answer["differ"] = differing(target, expected)
-    return answer | {"left": len(found.held.tensors), "largest": max(SENT, default=0), "sent": len(SENT)}
+    return answer | {"left": len(found.held.tensors), "largest": max(MOVED, default=0), "moved": sum(MOVED)}
 
 
 def interrupted(place: Place) -> dict[str, Any]:
