@@ -48,6 +48,11 @@ class Saved:
     validation_loss: float | None
     state: dict[str, Any]
 
+    @property
+    def where(self) -> str:
+        """Where it is, in messages."""
+        return f"{self.path} at step {self.step}"
+
 
 class Checkpoints:
     """The checkpoints of one run, in `folder/step_00000020/` and so on.
@@ -247,7 +252,7 @@ class Checkpoints:
         if len(set(save_ids)) > 1:
             raise CheckpointError(f"{saved.path}: not the same checkpoint on every rank")
         wanted = {*chain.from_iterable(names), *(filter(is_optional, manifest.tensors) if is_optional else ())}
-        problems = together(CheckpointError, lambda: misfits(manifest, tensors, wanted))
+        problems = together(CheckpointError, lambda: misfits(manifest.tensors, tensors, wanted))
         refuse(f"{saved.path} is of another model or config:", problems)
         damage = together(CheckpointError, lambda: damaged_files(saved.path, manifest, share_of(manifest)))
         refuse("", damage, self.way_back(saved.step, saved.path))

@@ -1,4 +1,4 @@
-"""In: a manifest, and tensors or files beside it. Out: what does not fit, in sentences; a refusal that all ranks raise.
+"""In: a manifest, tensors or files beside it. Out: what does not fit, in sentences; a refusal that all ranks raise.
 Does not read tensors and does not delete a checkpoint (checkpoints.py does)."""
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ import torch
 from codescent.base.agreement import alone, rank, shortened, together, world_size
 from codescent.base.torch_dtypes import CODE_DTYPES
 from codescent.checkpoint.box import Box
-from codescent.checkpoint.manifest import CheckpointError, Manifest, NoRoom
+from codescent.checkpoint.manifest import CheckpointError, Manifest, NoRoom, StoredTensor
 
 
-def misfits(manifest: Manifest, tensors: Mapping[str, torch.Tensor | Box], wanted: set[str]) -> list[str]:
-    """Sentences on missing tensors, on another shape or dtype, and on extra tensors of the checkpoint."""
+def misfits(
+    known: Mapping[str, StoredTensor], tensors: Mapping[str, torch.Tensor | Box], wanted: set[str]
+) -> list[str]:
+    """Sentences on missing tensors, on another shape or dtype, and on extra tensors of the checkpoint (`known`)."""
     problems = []
     for name, tensor in sorted(tensors.items()):
-        stored = manifest.tensors.get(name)
+        stored = known.get(name)
         if stored is None:
             problems.append(f"{name}: not in the checkpoint")
             continue
@@ -28,7 +30,7 @@ def misfits(manifest: Manifest, tensors: Mapping[str, torch.Tensor | Box], wante
         )
         if saved != needed:
             problems.append(f"{name}: {saved} in the checkpoint, {needed} in this run")
-    extra = sorted(set(manifest.tensors) - wanted)
+    extra = sorted(set(known) - wanted)
     return problems + [f"{name}: in the checkpoint, but not in this run" for name in extra]
 
 

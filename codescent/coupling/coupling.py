@@ -96,9 +96,12 @@ class Coupling:
         verbs: what this coupling does in the verbs that are its own.
         knows_steps: whether each rank hears of every step. False: only rank 0 does, and tells the others where they
             meet. Then work is given out, portion by portion, and nobody knows its samples before.
+        why_unheld: why the ranks that are left, when one is lost, cannot go on from the tensors in their memory. "":
+            they can, and `tensors` is no collective.
     """
 
     knows_steps: ClassVar[bool] = True
+    why_unheld: ClassVar[str] = ""
     at: Present
 
     def __init__(self, plan: Plan, optimizer: WeightUpdater, services: Services) -> None:

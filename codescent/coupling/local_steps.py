@@ -17,6 +17,8 @@ from codescent.plan import AXES, Instruction, Plan, Verb
 class OwnSteps(Coupling):
     """A replica that updates its weights with its own gradients, after the opening steps."""
 
+    why_unheld = "each replica has weights or state of its own, and those of a lost one are nowhere else"
+
     @property
     def is_alone(self) -> bool:
         """Whether the replica takes the present step by itself."""

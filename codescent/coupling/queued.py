@@ -43,6 +43,7 @@ class Queued(Coupling):
     """
 
     knows_steps: ClassVar[bool] = False
+    why_unheld = "work is given out, and what a lost rank knew of it is nowhere else"
 
     def __init__(self, plan: Plan, optimizer: WeightUpdater, services: Services) -> None:
         super().__init__(plan, optimizer, services)

@@ -40,6 +40,7 @@ class OnlyServes(Coupling):
     """
 
     knows_steps = False
+    why_unheld = Worker.why_unheld
 
     def __init__(self, plan: Plan, services: Services, server: WeightServer) -> None:
         super().__init__(plan, server.part.optimizer, services)

@@ -21,6 +21,7 @@ from codescent.base.progress import OwnPage
 from codescent.base.rank import Rank
 from codescent.build import Began, check_own_names, check_sizes, saved_plan, task_request
 from codescent.checkpoint.checkpoints import CheckpointError, Checkpoints, Saved
+from codescent.checkpoint.held import MemoryCheckpoint
 from codescent.config.decided import compiles, with_device
 from codescent.config.effects import effective
 from codescent.config.hub_keys import hub_key
@@ -80,7 +81,7 @@ class OpenRun:
         folder: writes the run folder; None except on rank 0.
         machine: the content of environment.json: the machine, and the settings chosen for it.
         checkpoints: of the run.
-        saved: the checkpoint to resume from; None: the run starts at step 0.
+        saved: the checkpoint to resume from, on the disk or in memory; None: the run starts at step 0.
         base: identifies the frozen weights under adapters; None: no adapters, or random frozen weights.
         resumes: whether the command resumes a run.
         changes: keys of the update that a resumed, failed run changes: {key: [old value, new value]}.
@@ -117,9 +118,13 @@ class OpenRun:
 
     def load(self, trainer: Trainer) -> None:
         """Load weights and optimizer state from the checkpoint, if there is one."""
-        if self.saved is not None:
+        if self.saved is None:
+            return
+        if isinstance(self.saved, MemoryCheckpoint):
+            self.saved.load(trainer.tensors())
+        else:
             self.checkpoints.load(self.saved, trainer.tensors())
-            trainer.optimizer.loaded()
+        trainer.optimizer.loaded()
 
     def save(self, step: int, tensors: Mapping[str, torch.Tensor | Box], val_loss: float | None) -> Path:
         """Save a checkpoint. Collective. Older checkpoints stay until rank 0 calls `checkpoints.rotate`.
@@ -294,7 +299,7 @@ def open_run(
         known = {"dataset": dataset.description, "own_code": own_code(config)}
         chosen = choose(config, plan, world, environment) | known
         falls_back = config.checkpoint.fall_back
-        saved = in_memory(checkpoints) if resume else None
+        saved: Saved | None = in_memory(checkpoints) if resume else None
         if saved is None and resume:
             saved = newest(checkpoints, world, before, held, falls_back=falls_back)
         ahead = ahead_of(rolled_back)

@@ -165,7 +165,7 @@ class Report:
             run.folder.rewind(step)
             run.folder.write_config(to_toml(effective(run.config)), run.plan.to_json())
         self._first_event("resume", **({"changes": run.changes, "removed": removed} if run.changes else {}))
-        where = f"{run.saved.path} at step {step}" if run.saved is not None else "step 0: there is no good checkpoint"
+        where = run.saved.where if run.saved is not None else "step 0: there is no good checkpoint"
         self.display.say(f"resumed from {where}")
         for key, (before, now) in run.changes.items():
             self.display.say(f"{key}: {before} before, {now} from this step on")
