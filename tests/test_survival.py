@@ -1,130 +1,106 @@
-"""In: ranks that die, processes that wait. Out: who takes which rank, and when a run ends.
-Starts no process: tests/faults/test_restart.py kills ranks of runs."""
+"""In: values of [survive], layouts. Out: what is refused before a run begins, and what is only said.
+Does not lose a rank: tests/faults/ does."""
 
 from __future__ import annotations
 
-import json
-import os
+from dataclasses import replace
 
 import pytest
+from refused import Keys, planned
 
-from codescent.base.call import Call
-from codescent.base.progress import CALL_BYTES, Pages, shared_memory
-from codescent.launch.losses import Losses
-from codescent.launch.survival import Layout, Places, Survive
+from codescent.base.refusal import Refusal
+from codescent.build.survival import (
+    SurviveKeys,
+    copies,
+    nothing_to_compare,
+    short_deadlines,
+    short_lease,
+    wrong_survival,
+)
 
-HOUR = 3600.0
-
-
-def losses(most: int = 3) -> Losses:
-    return Losses(most, HOUR, batch=12)
-
-
-def shrinks(*sizes: int) -> Survive:
-    """A run that goes on with each of these numbers of ranks."""
-    return Survive(losses(), fewer=lambda there: next((Layout(n) for n in sizes if n <= there), None))
-
-
-def test_the_window_of_losses_moves_on() -> None:
-    """Fault: losses of a week ago end a run, or those of the last minute do not."""
-    found = losses(most=2)
-    assert [found.add(at, step=9, progressed=True) for at in (0.0, 10.0)] == ["", ""]
-    assert found.add(20.0, step=9, progressed=True) == (
-        "2 losses of ranks came before within 3600 s (survive.max_restarts); "
-        "step 9 was under way, with samples 97 to 108"
-    )
-    assert found.add(HOUR + 5.0, step=12, progressed=True) == "", "the first one is over"
-    assert found.count == 3
+RESTART = SurviveKeys(on_loss="restart", max_restarts=3)
+SHRINK = SurviveKeys(on_loss="shrink")
+GOOD = {"save_every": 10, "lost_whole": True, "smaller": "", "launcher": ""}
 
 
-def test_two_starts_without_a_step_end_the_run() -> None:
-    """Fault: a rank that dies in the same step each time is started again until max_restarts, which may be 1000."""
-    found = losses(most=1000)
-    assert found.add(0.0, step=None, progressed=False) == ""
-    assert found.add(1.0, step=3, progressed=True) == "", "a step came between"
-    assert found.add(2.0, step=None, progressed=False) == ""
-    why = found.add(3.0, step=4, progressed=False)
-    assert why.startswith("2 starts in a row lost ranks before they had done a step; step 4 was under way")
+def refused(keys: SurviveKeys, **values: object) -> list[Refusal]:
+    return list(wrong_survival(keys, **{**GOOD, **values}))  # type: ignore[arg-type]
 
 
-def test_a_rank_that_is_started_again_gets_its_number() -> None:
-    """Fault: ranks that live are renumbered, so that each reads other data of its own again."""
-    places = Places(4, Survive(losses()))
-    (slot,) = places.new_slots(1)
-    places.after_loss([2])
-    assert places.ranks == [0, 1, slot, 3]
-    assert places.call({number: 100 + number for number in range(5)}, is_urgent=True) == Call(
-        1, {100: 0, 101: 1, 104: 2, 103: 3}, {}, True
-    )
-    places.taken()
-    assert (places.waiting, places.ready) == ([], [])
+@pytest.mark.parametrize(
+    "keys", [SurviveKeys(), RESTART, SHRINK, replace(SHRINK, spares=2), replace(RESTART, spares=1)]
+)
+def test_what_can_be_is_not_refused(keys: SurviveKeys) -> None:
+    """Fault: a policy is refused in a run that has all it needs."""
+    assert not refused(keys)
 
 
-def test_a_spare_that_is_ready_comes_before_one_that_is_not() -> None:
-    """Fault: the ranks wait for a process that has just been started, while a spare stands ready."""
-    places = Places(2, Survive(losses(), spares=1))
-    (spare,) = places.new_slots(1)
-    places.became_ready([spare])
-    (new,) = places.new_slots(1)
-    places.after_loss([0])
-    assert places.ranks == [spare, 1]
-    places.taken()
-    assert (places.waiting, places.ready) == ([new], [])
+@pytest.mark.parametrize(
+    ("keys", "values", "said"),
+    [
+        (SHRINK, {"smaller": "no layout of at most 1 rank"}, "there is nothing to shrink to: no layout of at most 1"),
+        (RESTART, {"save_every": 0}, "checkpoint.every = 0, so a restart would begin with the first step"),
+        (SHRINK, {"save_every": 0, "lost_whole": False}, "what a rank holds no other rank has"),
+        (replace(RESTART, max_restarts=0), {}, "survive.max_restarts = 0, so no rank is started again"),
+        (SurviveKeys(spares=2), {}, "no spare one gets a place"),
+        (replace(RESTART, spares=2), {"launcher": "srun"}, "srun has started the ranks"),
+    ],
+)
+def test_a_policy_without_what_it_needs(keys: SurviveKeys, values: dict[str, object], said: str) -> None:
+    """Fault: the run begins, and ends at the first loss that it should survive."""
+    (problem,) = refused(keys, **values)
+    assert said in problem
 
 
-def test_shrinks_and_grows_again() -> None:
-    """Fault: a gap stays between the numbers of ranks; a rank without a place is lost; the layout never grows again."""
-    places = Places(4, shrinks(2))
-    (new,) = places.new_slots(1)
-    places.after_loss([1])
-    assert places.ranks == [0, 2], "the highest living ranks fill the gap, or wait"
-    assert (places.ready, places.waiting) == ([3], [new])
-    assert not places.grows(), "three are there, and the layouts have two or four"
-    places.became_ready([new])
-    assert places.grows()
-    assert sorted(places.ranks) == [0, 2, 3, new]
-    assert places.layout == Layout(4)
-    assert places.number == 2
+def test_all_problems_are_said_at_once() -> None:
+    """Fault: a user corrects one key, starts again, and is told the next one."""
+    keys = replace(RESTART, max_restarts=0, spares=1)
+    assert len(refused(keys, save_every=0, launcher="mpirun of Open MPI")) == 3
 
 
-def test_waits_for_new_processes_where_no_layout_fits() -> None:
-    """Fault: a run that cannot go on with fewer ranks ends, although its ranks can be started again."""
-    places = Places(2, shrinks())
-    (new,) = places.new_slots(1)
-    places.after_loss([1])
-    assert places.ranks == [0, new]
+def test_a_shrink_needs_no_checkpoint_where_others_hold_what_is_lost() -> None:
+    """Fault: copies of all ranks count for nothing, and checkpoints are asked for."""
+    assert not refused(SHRINK, save_every=0)
 
 
-def test_all_ranks_die_at_once() -> None:
-    """Fault: without a survivor there is no layout, and an index error ends the launcher."""
-    places = Places(2, shrinks(1))
-    first, second = places.new_slots(2)
-    places.after_loss([0, 1])
-    assert places.ranks == [first, second]
+def test_deadlines_below_a_step() -> None:
+    """Fault: each healthy step counts as a hang."""
+    found = list(short_deadlines({"parallel.timeout_s": 2.0, "parallel.stopped_s": None, "parallel.meet_s": 6.0}, 5.3))
+    assert found == [
+        "parallel.timeout_s = 2: a step takes 5.30 s, so each would count as a fault; nearest that would do: "
+        "parallel.timeout_s = 11"
+    ]
 
 
-def test_a_call_in_shared_memory() -> None:
-    """Fault: a call does not come back as it was written; a text cut off by another write raises an error."""
-    descriptor = shared_memory(2)
-    try:
-        pages = Pages(descriptor, 2)
-        assert pages.call == Call()
-        call = Call(3, {7: 0, 8: 1}, {"parallel.dp_replicate": 2}, is_urgent=False)
-        pages.call = call
-        assert pages.call == call
-        pages.clear(1)
-        assert pages.call == call, "a page is cleared, and not what lies behind"
-    finally:
-        os.close(descriptor)
+def test_a_lease_below_a_heartbeat() -> None:
+    """Fault: a healthy writer loses its run to nobody."""
+    assert [problem.changes[0].values for problem in short_lease(1.0, 1.5)] == [{"survive.lease_s": 3}]
+    assert not list(short_lease(1.5, 1.5))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", json.dumps({"number": 1, "places": [1]})])
-def test_a_damaged_call_is_none(text: str) -> None:
-    """Fault: a process that reads while the launcher writes fails with a traceback."""
-    assert Call.of(text.encode()) is None
+@pytest.mark.parametrize(
+    ("keys", "ranks", "held"),
+    [
+        ({}, 4, {4}),
+        ({"parallel.dp_shard": 4}, 4, {1}),
+        ({"parallel.dp_shard": 4, "parallel.zero_stage": 1}, 4, {1, 4}),
+        ({"parallel.dp_shard": 2}, 4, {2}),  # two replicas of shards
+        ({"parallel.cp": 2}, 2, {2}),
+        ({"parallel.tp": 2}, 2, {1, 2}),  # norms are whole on each rank
+        ({"parallel.pp": 2, "train.microbatch_size": 2}, 2, {1, 2}),  # the embedding is the head, too
+        ({"parallel.average_every": 4, "train.eval_every": 4, "checkpoint.every": 4}, 4, {1, 4}),
+        ({"parallel.servers": 1}, 3, {1}),
+    ],
+)
+def test_how_many_ranks_hold_a_tensor(keys: Keys, ranks: int, held: set[int]) -> None:
+    """Fault: survivors go on without a part of the weights or of the optimizer, or ask the disk for what they have."""
+    assert copies(planned(keys, ranks)) == held
 
 
-def test_a_call_names_a_thousand_processes() -> None:
-    """Fault: the space in shared memory is too small for the ranks of a large machine."""
-    call = Call(10**6, {4_194_304 - number: number for number in range(1000)}, {}, True)
-    assert len(call.to_bytes()) < CALL_BYTES - 8
+def test_a_comparison_without_copies_is_said() -> None:
+    """Fault: a user believes that ranks are compared of which each holds another part."""
+    sharded = planned({"parallel.dp_shard": 4}, 4)
+    assert nothing_to_compare(100, sharded).startswith("train.check_every = 100 has no effect: each of 4 ranks holds")
+    assert not nothing_to_compare(0, sharded)
+    assert not nothing_to_compare(100, planned({}, 4))
+    assert not nothing_to_compare(100, planned({}, 1))

@@ -1,5 +1,5 @@
 """In: which processes of a machine take part in a run from now on. Out: the same, as bytes; a rank that waits is told.
-Does not decide it (launch/survival.py does) and stores nothing (progress.py does)."""
+Does not decide it (launch/places.py does) and stores nothing (progress.py does)."""
 
 from __future__ import annotations
 

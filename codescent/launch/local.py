@@ -38,7 +38,7 @@ from codescent.launch.roles import Roles, die_with_parent, ended_by
 from codescent.launch.signals import SignalQueue
 from codescent.launch.stacks import Stacks
 from codescent.launch.supervisor import Stopped, Supervisor, host, where_of
-from codescent.launch.survival import Places, Survive
+from codescent.launch.places import Places, Survive
 from codescent.transport.sockets import listen_at
 
 LOOK_EVERY_S = 1.0

@@ -119,7 +119,7 @@ class _Steps:
         self.dues, self.beside = Dues(self.config, self.plan.schedule), Beside(run.world)
         self.culprit, self.replaces = Culprit(run.world.store), False
         self._attach()
-        self.times, self.replicas, self.logs = RankTimes(), run.plan.mesh.dp, run.config.log.names_loggers
+        self.times, self.logs, self.scale_ranks = RankTimes(), run.config.log.names_loggers, run.plan.scale_ranks
 
     def _attach(self) -> None:
         """Work with the trainer of the present generation."""
@@ -202,7 +202,7 @@ class _Steps:
 
     def _rate(self, step: int) -> float:
         """Learning rate of step `step` (from 1)."""
-        return learning_rate(self.config.optimizer, self.config.train.num_steps, self.replicas, step - 1)
+        return learning_rate(self.config.optimizer, self.config.train.num_steps, self.scale_ranks, step - 1)
 
     def _reads_at_once(self, step: int) -> bool:
         """Whether something may be due at `step`: its first line, a validation, a comparison, a save, its profile."""

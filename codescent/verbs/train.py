@@ -37,7 +37,7 @@ from codescent.launch.local import run_ranks
 from codescent.launch.losses import Losses
 from codescent.launch.roles import Roles
 from codescent.launch.supervisor import Stopped
-from codescent.launch.survival import Survive
+from codescent.launch.places import Survive
 from codescent.models import generates
 from codescent.plan import Plan
 from codescent.plan.activations import CPU, CUDA
