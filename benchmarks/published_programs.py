@@ -46,6 +46,9 @@ OF_RANK_0 = ("nanotron",)
 """Programs that publish the memory of their rank 0, which is in the first stage. Others publish that of the fullest
 rank. nanotron: only world rank 0 calls `write_to_csv` (src/nanotron/helpers.py, log_throughput)."""
 
+IN_BINARY = ("nanotron",)
+"""Programs whose source divides bytes by 2^30, while their figure says GB. Rows are read as their file says."""
+
 
 def software_of(data: Mapping[str, Any]) -> Software:
     """The program of a row: traits of its framework, and what its layout says."""
@@ -71,6 +74,14 @@ def software_of(data: Mapping[str, Any]) -> Software:
     elif precision == "fp16":
         found = replace(found, gradient_bytes=2)
     return found
+
+
+def in_binary(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The row with its GB read as 2^30 bytes, if its program is one of IN_BINARY; else the row."""
+    measured = data["measured"]
+    if not str(data["group"]).startswith(IN_BINARY) or measured.get("memory_gb") is None:
+        return data
+    return {**data, "measured": {**measured, "memory_gb": measured["memory_gb"] * 2**30 / 1e9}}
 
 
 def is_of_rank_0(data: Mapping[str, Any]) -> bool:

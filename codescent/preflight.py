@@ -42,7 +42,7 @@ from codescent.data.samples import AnyDataset
 from codescent.hub.cache import weights_place
 from codescent.huggingface.folder import fitting, open_folder
 from codescent.huggingface.named import DATA_KEYS, keys_of_run, obtain_all
-from codescent.plan import DECAY_STEPS, Plan, Scalar
+from codescent.plan import DECAY_STEPS, SCALE_RANKS, Plan, Scalar
 from codescent.planner.prediction import cluster_of_run
 from codescent.planner.search import auto
 from codescent.record import RunFolder
@@ -452,7 +452,7 @@ def check_same_trajectory(
     elif free and SCHEDULE_KEYS.issuperset(free) and same_rates(saved, plan, _steps_done(folder)):
         changes = {key: differs[key] for key in free}
     problems = [
-        f"{key}: the run in {folder.path} has {old!r}, this config {new!r}{_keep_schedule(key, old, new, num_steps)}"
+        f"{key}: the run in {folder.path} has {old!r}, this config {new!r}{_keep_rates(key, old, new, num_steps)}"
         for key, (old, new) in differs.items()
         if key not in changes
     ]
@@ -502,8 +502,10 @@ def ended_at(folder: RunFolder) -> int | None:
     return step if last.get("kind") == "end" and isinstance(step, int) else None
 
 
-def _keep_schedule(key: str, old: Scalar, new: Scalar, num_steps: int) -> str:
-    """What else to give if only train.num_steps differs, which decides where the schedule ends."""
+def _keep_rates(key: str, old: Scalar, new: Scalar, num_steps: int) -> str:
+    """What else to give if only train.num_steps differs, which decides where the schedule ends; or the ranks."""
+    if key == SCALE_RANKS:
+        return f"; add optimizer.scale_ranks={old}, which keeps the learning rate"
     if key != DECAY_STEPS or new != num_steps or old is None:
         return ""
     return (

@@ -22,7 +22,7 @@ from codescent.base import progress
 from codescent.base.progress import OwnPage, Pages
 progress.BEAT_EVERY_S = 0.05
 world = int(os.environ["WORLD_SIZE"])
-own = OwnPage(Pages.of(os.environ, world), rank)
+own = OwnPage(Pages.of(os.environ), rank)
 own.begin()
 own.pages.folder = str(folder / "run")
 group = own.join("dp_replicate", range(world))

@@ -20,7 +20,7 @@ local.run_ranks = functools.partial(local.run_ranks, roles=Roles({{}}, frozenset
 
 TRAINS = """
 from codescent.base.progress import ENDED, OwnPage, Pages
-pages, late = Pages.of(os.environ, int(os.environ["WORLD_SIZE"])), "CODESCENT_LATE" in os.environ
+pages, late = Pages.of(os.environ), "CODESCENT_LATE" in os.environ
 own = OwnPage(pages, rank)
 before = [path.name for path in folder.iterdir() if path.name.startswith(f"life-{rank}-")]
 life = len(before)

@@ -412,7 +412,7 @@ local.run_ranks(["sleep", "50"], 9, os.environ)
 
 BEAT = """
 from codescent.base.progress import OwnPage, Pages
-own = OwnPage(Pages.of(os.environ, 2), rank)
+own = OwnPage(Pages.of(os.environ), rank)
 own.at(3.5 - rank, 0, "backward")
 """
 

@@ -70,7 +70,7 @@ ALLOWED_TO_WRITE = {
     "tasks/tensors/prepare.py": 1,  # into an open file
     "train/profile.py": 1,  # by the descriptor of a folder that only the user may enter
     "verbs/cli.py": 1,  # /dev/null
-    "verbs/prove.py": 1,  # a temporary folder that only the user may enter
+    "verbs/proof.py": 1,  # a temporary folder that only the user may enter
     "verbs/report.py": 1,  # a folder that the user has named
 }
 """Calls in each file that may write and are not in `base/writing.py`. A number may only fall."""

@@ -26,7 +26,7 @@ from codescent.train.execute import Executor
 from codescent.verbs.cli import run
 
 rank, seen = int(os.environ["RANK"]), []
-pages = Pages.of(os.environ, 2)
+pages = Pages.of(os.environ)
 
 def see(owner, name):
     act = getattr(owner, name)

@@ -162,6 +162,11 @@ def test_scaled_learning_rates_follow_the_ranks_and_are_never_changed_silently(p
     done = called(project, "train", "run.toml", "run.name=scaled-2", *words, "train.num_steps=10", "--resume")
     assert done.returncode == 2
     assert "scale_learning_rate" in done.stderr
+    assert "add optimizer.scale_ranks=2, which keeps the learning rate" in done.stderr
+    more = (*words[:2], "train.num_steps=8", "optimizer.scale_ranks=2")
+    longer = forker.train(project, "scaled-2", 1, *more, resume=True).read_metrics()
+    whole = forker.train(project, "scaled-2-whole", 2, *words[:2], "train.num_steps=8").read_metrics()
+    assert [row["learning_rate"] for row in longer] == [row["learning_rate"] for row in whole]
 
 
 def test_a_run_has_one_writer(project: Path) -> None:

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from codescent.base.call import Call
 from codescent.base.memory_file import file_of_memory
 from codescent.base.page import GroupUse, Page, Took
 
@@ -30,6 +31,10 @@ PREPARATION, SCRIPT = "preparation", "script"
 GROUPS, SECTIONS = 16, 12
 """Rows of a page for process groups, and for sections. Further ones are not on the page."""
 FOLDER_BYTES, SLOWEST_BYTES, HUB_BYTES = 1024, 64, 64
+CALL_BYTES = 1 << 15
+"""A call names each process of a machine, with about 14 bytes."""
+_NUMBER = struct.Struct("<q")
+_TEXT_BYTES = FOLDER_BYTES + SLOWEST_BYTES + HUB_BYTES
 BEAT_EVERY_S = 1.0
 
 _WHERE = struct.Struct("<ddq24s")  # position, time, stage, instruction
@@ -61,10 +66,12 @@ class Pages:
         self.memory = mmap.mmap(descriptor, _all_bytes(ranks))
 
     @classmethod
-    def of(cls, env: Mapping[str, str], ranks: int) -> Pages | None:
+    def of(cls, env: Mapping[str, str]) -> Pages | None:
         """Open the memory that the launcher passed to this rank; None if it passed none."""
         text = env.get(PROGRESS_FD, "")
-        return cls(int(text), ranks) if text.isdigit() else None
+        if not text.isdigit():
+            return None
+        return cls(int(text), (os.fstat(int(text)).st_size - _all_bytes(0)) // PAGE_BYTES)
 
     def read(self, rank: int) -> Page:
         """Read a page."""
@@ -97,6 +104,28 @@ class Pages:
         the rank has not come."""
         pid, descriptor, inode = _PROCESS.unpack_from(self.memory, rank * PAGE_BYTES + _AT_PROCESS)
         return pid, descriptor, inode
+
+    def clear(self, rank: int) -> None:
+        """The launcher forgets what a rank has done: it begins anew."""
+        start = rank * PAGE_BYTES
+        self.memory[start : start + PAGE_BYTES] = bytes(PAGE_BYTES)
+
+    @property
+    def call(self) -> Call:
+        """The last call of the launcher."""
+        start = self.ranks * PAGE_BYTES + _TEXT_BYTES
+        while (number := _NUMBER.unpack_from(self.memory, start)[0]) > 0:
+            found = Call.of(self.memory[start + _NUMBER.size : start + CALL_BYTES].rstrip(b"\0"))
+            if found is not None and found.number == number:
+                return found
+        return Call()
+
+    @call.setter
+    def call(self, call: Call) -> None:
+        start, written = self.ranks * PAGE_BYTES + _TEXT_BYTES, call.to_bytes()
+        assert len(written) <= CALL_BYTES - _NUMBER.size
+        self.memory[start + _NUMBER.size : start + CALL_BYTES] = written.ljust(CALL_BYTES - _NUMBER.size, b"\0")
+        _NUMBER.pack_into(self.memory, start, call.number)  # last: who reads an older number reads again
 
     def lose(self, rank: int, now_s: float) -> Page:
         """The launcher writes that a rank has died, and the others go on. Returns its page."""
@@ -267,7 +296,7 @@ def shared_memory(ranks: int) -> int:
 
 
 def _all_bytes(ranks: int) -> int:
-    return ranks * PAGE_BYTES + FOLDER_BYTES + SLOWEST_BYTES + HUB_BYTES
+    return ranks * PAGE_BYTES + _TEXT_BYTES + CALL_BYTES
 
 
 def _text(stored: bytes) -> str:

@@ -241,11 +241,12 @@ def update_of(config: Config, mesh: Mesh) -> dict[str, Scalar]:
     """The keys of [optimizer] that decide what a step does to the weights, with their values for this mesh."""
     optimizer, train = config.optimizer, config.train
     num_steps = train.num_steps if train.num_epochs is None else None  # None: unknown before the data is prepared
+    left_out = {"fused", "scale_ranks", *unread(optimizer) - SINCE_FIRST}
     return {
-        **decided(optimizer.model_dump(exclude={"fused", *unread(optimizer) - SINCE_FIRST}), train.precision),
+        **decided(optimizer.model_dump(exclude=left_out), train.precision),
         "decay_steps": end_of_decay(optimizer, num_steps),
         **({} if (rule := own_rule(optimizer)) is None else {"elementwise": rule.elementwise}),
-        "num_workers": 1 if optimizer.scale_learning_rate == "none" else mesh.dp,
+        "num_workers": 1 if optimizer.scale_learning_rate == "none" else optimizer.scale_ranks or mesh.dp,
     }
 
 

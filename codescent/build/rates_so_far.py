@@ -29,5 +29,4 @@ def _optimizer(plan: Plan) -> Optimizer:
 
 
 def _rate(plan: Plan, optimizer: Optimizer, step: int) -> float:
-    workers = plan.update["num_workers"]
-    return learning_rate(optimizer, optimizer.decay_steps or 1, workers if isinstance(workers, int) else 1, step)
+    return learning_rate(optimizer, optimizer.decay_steps or 1, plan.scale_ranks, step)

@@ -128,6 +128,15 @@ def flat(config: Config) -> dict[str, Any]:
     return flattened({f"{section}.{key}": value for section, keys in sections for key, value in keys.items()})
 
 
+def with_values(config: Config, values: Mapping[str, Any]) -> Config:
+    """A config with other values of some keys, by "section.key", as `flat` returns them."""
+    sections = config.model_dump(mode="json")
+    for key, value in values.items():
+        section, name = key.split(".")
+        sections[section][name] = value
+    return Config.model_validate(sections) if values else config
+
+
 def describe(resolved: LoadedConfig) -> list[DescribedKey]:
     """All keys in order, each with its value and the origin of the value: another key, if that one decides it."""
     decided = {second: first for first, second in INSTEAD if effects.value_of(resolved.config, first) is not None}

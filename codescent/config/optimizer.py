@@ -105,6 +105,12 @@ class Optimizer(Section):
     scale_learning_rate: Literal["none", "linear", "sqrt"] = key(
         "none", "multiply both learning rates by the number of data-parallel ranks, or by its square root"
     )
+    scale_ranks: int | None = auto(
+        "data-parallel ranks that scale_learning_rate counts, such as those with which a resumed run began; auto: all "
+        "of the run",
+        ge=1,
+        only=other_than("optimizer.scale_learning_rate", "none"),
+    )
 
     @property
     def peak_of_muon(self) -> float:

@@ -13,6 +13,9 @@ LOOKS = other_than("survive.on_spike", "none")
 BACK = one_of("survive.on_spike", "rollback")
 """Only a run that goes back reads the key."""
 
+RESTARTS = other_than("survive.on_loss", "stop")
+"""Only a run that goes on after a loss reads the key."""
+
 
 class Survive(Section):
     """What a run does about faults that it survives (`codescent docs faults`)."""
@@ -22,6 +25,22 @@ class Survive(Section):
         "seconds after which another host may write the run, if the host that writes it is cut off; that one then ends",
         ge=1,
         le=3600,
+    )
+    on_loss: Literal["stop", "restart"] = key(
+        "stop",
+        "what a run does if a rank dies: stop; or restart: the rank is started again, the others stay, and all go on "
+        "from the newest checkpoint",
+    )
+    max_restarts: int = key(
+        3, "the run ends at one more loss of ranks within survive.restart_window_s", ge=1, le=1000, only=RESTARTS
+    )
+    restart_window_s: float = key(3600.0, "seconds in which losses are counted", gt=0, only=RESTARTS)
+    spares: int = key(
+        0,
+        "processes that have imported torch and wait: one of them takes the place of a rank that dies",
+        ge=0,
+        le=32,
+        only=RESTARTS,
     )
     on_divergence: Literal["stop", "heal"] = key(
         "stop",

@@ -14,8 +14,10 @@ import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from codescent.base.call import SURVIVES
 from codescent.base.early import first_signal
 from codescent.base.errors import UserError
 from codescent.base.messages import detail
@@ -36,9 +38,12 @@ from codescent.launch.roles import Roles, die_with_parent, ended_by
 from codescent.launch.signals import SignalQueue
 from codescent.launch.stacks import Stacks
 from codescent.launch.supervisor import Stopped, Supervisor, host, where_of
+from codescent.launch.places import Places, Survive
 from codescent.transport.sockets import listen_at
 
 LOOK_EVERY_S = 1.0
+EXTRA_PAGES = 64
+"""Pages of processes that wait for a place (survive.on_loss)."""
 KEPT_COUNTS = 6  # counts of out-of-memory kills: one each LOOK_EVERY_S
 ANSWER_S = 3.0  # after a stop request: ranks that cannot run by then never stop, so all are killed
 SETTLE_S = 1.0  # time after a failure for other ranks to fail; the first failure is probably the cause
@@ -61,6 +66,7 @@ def run_ranks(
     blocked: Collection[int] = (),
     reports: bool = False,
     stopped: Stopped | None = None,
+    survive: Survive | None = None,
 ) -> int:
     """Run `command` in `ranks` processes of this machine and wait for all of them.
 
@@ -83,6 +89,7 @@ def run_ranks(
         roles: what ranks are in messages, and which of them the run can lose.
         blocked: signals that wait until a rank listens to them (base/early.py), for ranks that do.
         stopped: how long the ranks wait for one that is stopped or frozen; None: as long as their collectives wait.
+        survive: what is done about ranks that die; None: a death ends the run. Else every rank is on this machine.
         reports: whether this process obeys EXIT_FILE (base/stopping.py) after a stop on request.
 
     Returns:
@@ -104,7 +111,7 @@ def run_ranks(
             warn(f"codescent: {signal.Signals(early).name}: no rank is started")
             return reported(exit_code_of(early), exit_file)
         with _Ranks(
-            command, group, env, roles or Roles(), stopped or Stopped(), saves=saves, blocked=blocked
+            command, group, env, roles or Roles(), stopped or Stopped(), survive, saves=saves, blocked=blocked
         ) as processes:
             code = processes.watch(queue)
             if (killed := processes.report()) is not None:
@@ -123,19 +130,22 @@ class _Ranks:
         env: Mapping[str, str],
         roles: Roles,
         stopped: Stopped,
+        survive: Survive | None,
         *,
         saves: bool,
         blocked: Collection[int],
     ) -> None:
-        self._blocked = blocked
+        self._blocked, self._places = blocked, None if survive is None else Places(group.count, survive)
         self._roles, self._group = roles, group
         self._command, self._num_ranks = list(command), group.world_size
         self._env, self._does = {**env}, "save and stop" if saves else "stop"
-        self._progress = shared_memory(self._num_ranks)
+        self._progress = shared_memory(self._num_ranks + (EXTRA_PAGES if survive else 0))
         self._stacks, self._stopped = Stacks(), stopped
         self._kills = deque([memory_kills()], maxlen=KEPT_COUNTS)  # a killed process ends some seconds later
         self._processes: dict[int, subprocess.Popen[bytes]] = {}  # by rank
+        self._slots: dict[int, subprocess.Popen[bytes]] = {}  # by number of the start: of ranks, and of those that wait
         self._output, self._endings = RankOutput(), Endings()
+        self._paths: dict[int, Path] = {}  # of the log of each process
         self._port = 0
         self._restarts: Counter[int] = Counter()  # how often a rank was started again
         self._ended: set[int] = set()
@@ -158,7 +168,8 @@ class _Ranks:
             self._logs = Path(tempfile.mkdtemp(prefix="codescent-ranks-"))
         except OSError as error:
             raise UserError(f"the ranks' logs: {error.strerror}; set TMPDIR to a folder with free space") from error
-        pages, is_whole = Pages(self._progress, self._num_ranks), self._group.is_local
+        pages, is_whole = Pages.of({PROGRESS_FD: str(self._progress)}), self._group.is_local
+        assert pages is not None
         self._others = OtherHosts(pages, {**self._env, **({TOKEN: self._group.token} if self._group.token else {})})
         known = self._stacks, HangRecord(pages, self._logs), self._others
         self._supervisor = Supervisor(pages, self._num_ranks, self._stopped, *known, is_whole=is_whole)
@@ -171,43 +182,50 @@ class _Ranks:
                 self._port = self._group.port if listener is None else listener.getsockname()[1]
                 for rank in self._group.ranks:
                     self._start(rank, listener)
+            self._start_spares()
         except BaseException:
             self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        for rank, process in self._processes.items():
-            if rank not in self._ended:
-                _kill_group(process)
-                self._endings.wait(process)
+        running = [process for rank, process in self._processes.items() if rank not in self._ended]
+        for process in [*running, *self._waiting().values()]:
+            _kill_group(process)
+            self._endings.wait(process)
         os.close(self._progress)
         self._stacks.close()
         self._others.close()
         if not self._crashed():
             remove_folder(Path(self._logs), ignore_errors=True)
 
-    def _start(self, rank: int, listener: socket.socket | None, *, late: bool = False) -> None:
-        """Start a rank. `listener`: for the store, which rank 0 serves. `late`: it has died, and starts again."""
+    def _start(
+        self, rank: int, listener: socket.socket | None, *, late: bool = False, slot: int | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start a rank. `listener`: for the store, which rank 0 serves. `late`: it has died, and starts again. `slot`:
+        of a process that waits for a place, and will be any rank."""
         env = self._group.environment(rank, self._port, self._env)
-        stacks, named = self._stacks.environment(rank)
+        stacks, named = self._stacks.environment(rank if slot is None else slot)
         passed = [self._progress, stacks]
         env |= {PROGRESS_FD: str(self._progress), **named}
         if self._group.token:
             env[TOKEN] = self._group.token
+        if self._places is not None:
+            env[SURVIVES] = "0" if slot is None else f"{self._places.number + 1} {self._page_of(slot)}"
         if late:
             env[LATE] = "1"
         elif rank == 0 and listener is not None:
             passed.append(listener.fileno())
             env[STORE_FD] = str(listener.fileno())
-        with self._log(rank).open("ab") as log:
+        path = self._logs / (f"rank-{rank}.log" if slot is None else f"start-{slot}.log")
+        with path.open("ab") as log:
             before = signal.pthread_sigmask(signal.SIG_BLOCK, self._blocked)  # a process inherits the mask
             try:
-                self._processes[rank] = subprocess.Popen(
+                process = subprocess.Popen(
                     self._command,
                     env=env,
                     stdin=subprocess.DEVNULL,
-                    stdout=log if rank else self._output.target,
+                    stdout=log if rank and self._places is None else self._output.target,  # each may become rank 0
                     stderr=log,
                     pass_fds=passed,
                     process_group=0,  # only this process receives the terminal's Ctrl-C, and forwards it
@@ -217,8 +235,12 @@ class _Ranks:
                 raise UserError(f"cannot start rank {rank} of {self._num_ranks}: {error.strerror}") from error
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        self._output.follow(self._processes[rank].stdout)
-        detail(f"rank {rank} is process {self._processes[rank].pid}, its log {self._log(rank)}")
+        self._output.follow(process.stdout)
+        self._paths[process.pid], self._slots[rank if slot is None else slot] = path, process
+        if slot is None:
+            self._processes[rank] = process
+        detail(f"rank {rank} is process {process.pid}, its log {path}" if slot is None else f"{process.pid} waits")
+        return process
 
     @property
     def stopped(self) -> bool:
@@ -291,6 +313,7 @@ class _Ranks:
     def _collect(self) -> None:
         """Record the ranks that have ended. At the first failure schedule the stop of the others."""
         again: list[int] = []
+        lost: dict[int, int] = {}
         for rank, process in self._processes.items():
             if rank in self._ended or (code := self._endings.code(process)) is None:
                 continue
@@ -314,15 +337,18 @@ class _Ranks:
             if code > 0 and code in CLEAN_STOPS and self._supervisor.has_ended(rank):  # another process asked for it
                 self._stop_code = code
                 continue
+            if self._places is not None and self._is_survived(rank, code):
+                lost[rank] = code
+                continue
             if not self._failed:
-                self._halted = self._supervisor.stuck
-                stop_s = time.monotonic() + SETTLE_S
-                self._escalation = [(stop_s, signal.SIGTERM), (stop_s + STOP_S, signal.SIGKILL)]
+                self._stop_others()
             if code < 0 and not self._failed:
                 living = {one for one in self._processes if not self._is_dead(one)}
                 met = self._supervisor.meets(rank)
                 self._over = self._roles.over(rank, 128 - code, living, met=met)
             self._failed[rank] = code
+        if self._places is not None:
+            self._survive(lost, self._places)
         self._name_killed()
         for rank in again:
             self._start_again(rank)
@@ -330,12 +356,96 @@ class _Ranks:
         if late and not self._stopping and len(late) + len(self._ended) == self._group.count:
             self._end_late(late)
 
+    def _stop_others(self) -> None:
+        """A rank has failed: stop the others soon."""
+        self._halted = self._supervisor.stuck
+        stop_s = time.monotonic() + SETTLE_S
+        self._escalation = [(stop_s, signal.SIGTERM), (stop_s + STOP_S, signal.SIGKILL)]
+
+    def _is_survived(self, rank: int, code: int) -> bool:
+        """Whether the run may go on after the end of a rank: it has no error of its own, and nobody ends it."""
+        return not (self._failed or self._stop_signal is not None or self._gave_reason(rank, code))
+
+    def _survive(self, lost: Mapping[int, int], places: Places) -> None:
+        """Ranks have died, or processes that wait for a place, or some of these are ready: call all ranks together."""
+        for slot, process in self._waiting().items():
+            if self._endings.code(process) is not None:
+                places.forget(slot)
+        places.became_ready(slot for slot in [*places.waiting] if self._is_ready(slot))
+        if not lost:
+            if not (self._stopping or self._stop_signal is not None) and places.grows():
+                self._call(places, is_urgent=False)
+            return
+        pages = [self._supervisor.pages.read(rank) for rank in self._processes]
+        step = max((page.step for page in pages if page.position and page.step is not None), default=None)
+        progressed, losses = any(page.took.steps for page in pages), places.survive.losses
+        for rank, code in lost.items():
+            self._say_lost(rank, ended_by(code) if code < 0 else f"ended with exit code {code}")
+        if why := losses.add(time.monotonic(), step=step, progressed=progressed):
+            self._over, self._failed, self._named = f"the run ends: {why}", {**lost}, True
+            return self._stop_others()
+        self._ended -= set(lost)
+        gone = {*lost, *self._ended}  # who has ended well has nothing to do, but the others may wait for it
+        self._start_spares(len(gone))
+        places.after_loss(gone)
+        self._call(places, is_urgent=True)
+        number = f"start {losses.count + 1} of at most {losses.most + 1}"
+        _say(f"codescent: {number}, with {len(places.ranks)} of {places.wanted} ranks")
+
+    def _say_lost(self, rank: int, ending: str) -> None:
+        """Name a rank that has died, and that the run survives."""
+        process, page = self._processes[rank], self._supervisor.pages.read(rank)
+        _say(tail(self._log(rank)) if (process.returncode or 0) > 0 else "")
+        who = f"rank {rank} of {self._num_ranks} ({self._roles.of(rank)}pid {process.pid} on {host()})"
+        _say(f"codescent: {who} {ending} {where_of(page)}")
+        self._supervisor.record_crash(rank, process.pid, ending)
+
+    def _start_spares(self, count: int = 0) -> None:
+        """Start so many processes that wait for a place, and those of survive.spares that are missing."""
+        if self._places is None:
+            return
+        there = len(self._places.waiting) + len(self._places.ready)
+        for slot in self._places.new_slots(count + max(0, self._places.survive.spares - there)):
+            self._supervisor.pages.clear(self._page_of(slot))
+            self._start(self._group.count - 1, None, slot=slot)
+
+    def _call(self, places: Places, *, is_urgent: bool) -> None:
+        """Give each process its place, and tell all of them."""
+        before, pages = self._num_ranks, self._supervisor.pages
+        for rank in range(max(before, len(places.ranks)) if is_urgent else 0):
+            pages.clear(rank)
+        self._processes = {rank: self._slots[slot] for rank, slot in enumerate(places.ranks)}
+        self._ended.clear()
+        self._num_ranks = len(places.ranks)
+        self._group = replace(self._group, count=self._num_ranks)
+        self._stacks.renumber(places.ranks)
+        self._supervisor.begin_anew(self._num_ranks)
+        pages.call = places.call({slot: process.pid for slot, process in self._slots.items()}, is_urgent=is_urgent)
+        places.taken()
+        for note in places.layout.notes:
+            _say(f"codescent: {note}")
+
+    def _waiting(self) -> dict[int, subprocess.Popen[bytes]]:
+        """The processes without a rank, by slot."""
+        if self._places is None:
+            return {}
+        return {slot: self._slots[slot] for slot in (*self._places.waiting, *self._places.ready)}
+
+    def _page_of(self, slot: int) -> int:
+        """The page on which a process beats that waits for a place: behind those of the ranks that the user wants."""
+        assert self._places is not None
+        return self._places.wanted + slot % EXTRA_PAGES
+
+    def _is_ready(self, slot: int) -> bool:
+        """Whether a process that waits has imported what a rank needs."""
+        return self._supervisor.pages.read(self._page_of(slot)).beat_s > 0
+
     def _name_killed(self) -> None:
         """Name the first rank that a signal has killed, at once: the others may take seconds to end."""
         if self._named or not self._failed:
             return
         self._named, rank = True, self._culprit()
-        if (code := self._failed[rank]) >= 0 or self._gave_reason(rank):
+        if (code := self._failed[rank]) >= 0 or self._gave_reason(rank, code):
             return
         where = where_of(self._supervisor.pages.read(rank))
         who = f"rank {rank} of {self._num_ranks} ({self._roles.of(rank)}pid {self._processes[rank].pid} on {host()})"
@@ -391,18 +501,20 @@ class _Ranks:
 
         def order(rank: int) -> tuple[int, bool, float]:
             code, failed_s = self._failed[rank], self._supervisor.pages.read(rank).failed_s
-            kind = 0 if code == -signal.SIGKILL else 1 if self._gave_reason(rank) else 2 if code < 0 else 3
+            kind = 0 if code == -signal.SIGKILL else 1 if self._gave_reason(rank, code) else 2 if code < 0 else 3
             return kind, failed_s < 0, abs(failed_s) if kind else 0.0
 
         return min(self._failed, key=order)  # among equals the first detected
 
     def _crashed(self) -> bool:
-        return bool(self._failed) and not self._gave_reason(self._culprit()) and not self._killed
+        if not self._failed or self._killed:
+            return False
+        return not self._gave_reason(culprit := self._culprit(), self._failed[culprit])
 
-    def _gave_reason(self, rank: int) -> bool:
+    def _gave_reason(self, rank: int, code: int) -> bool:
         """Whether a failed rank printed the reason itself: wrong input, or a run that cannot continue."""
-        if self._failed[rank] != RUN_FAILED:
-            return self._failed[rank] == USER_ERROR
+        if code != RUN_FAILED:
+            return code == USER_ERROR
         lines = tail(self._log(rank)).splitlines()
         return any(line.startswith("error: ") for line in lines) and "Traceback (most recent call last):" not in lines
 
@@ -444,7 +556,7 @@ class _Ranks:
         return f"{ended_by(code)}{evidence(self._kills[0]) if code == -signal.SIGKILL else ''}"
 
     def _log(self, rank: int) -> Path:
-        return self._logs / f"rank-{rank}.log"
+        return self._paths[self._processes[rank].pid]
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:

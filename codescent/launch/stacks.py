@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -44,13 +44,18 @@ class Stacks:
     """The files for the stacks of the ranks of this machine."""
 
     def __init__(self) -> None:
-        self._files: dict[int, int] = {}
+        self._files: dict[int, int] = {}  # by rank
+        self._slots: dict[int, int] = {}  # by number of the start
 
-    def environment(self, rank: int) -> tuple[int, dict[str, str]]:
-        """The descriptor that a new process of this rank inherits, and the variable that names it."""
-        if rank not in self._files:
-            self._files[rank] = file_of_memory(f"codescent stacks {rank}")
-        return self._files[rank], {STACKS_FD: named(self._files[rank])}
+    def environment(self, slot: int) -> tuple[int, dict[str, str]]:
+        """The descriptor that a new process inherits, and the variable that names it. The first slots are ranks."""
+        if slot not in self._slots:
+            self._slots[slot] = self._files[slot] = file_of_memory(f"codescent stacks {slot}")
+        return self._slots[slot], {STACKS_FD: named(self._slots[slot])}
+
+    def renumber(self, slots: Sequence[int]) -> None:
+        """From now on the ranks are the processes of these slots, in order."""
+        self._files = {rank: self._slots[slot] for rank, slot in enumerate(slots)}
 
     def adopt(self, rank: int, pid: int, descriptor: int, inode: int) -> None:
         """The file that a rank has made itself, which this process has not started."""
@@ -80,8 +85,10 @@ class Stacks:
 
     def close(self) -> None:
         """Close the files."""
-        while self._files:
-            os.close(self._files.popitem()[1])
+        for descriptor in {*self._files.values(), *self._slots.values()}:
+            os.close(descriptor)
+        self._files.clear()
+        self._slots.clear()
 
 
 def main_thread(text: str) -> list[StackFrame]:

@@ -84,6 +84,12 @@ class Supervisor:
         self._asked: tuple[Mapping[int, RankState], Mapping[int, str]] | None = None  # while other hosts are asked
         self._hangs_s = 0.0  # since when no rank moves, if a verdict was given
 
+    def begin_anew(self, ranks: int) -> None:
+        """Others take part, so many, and all begin anew: what was seen of ranks says nothing of the next ones."""
+        self.ranks, self._stragglers, self.stuck = ranks, Stragglers(), {}
+        self._moved, self._asked, self._states = {}, None, {}
+        self._moved_s = dict.fromkeys(range(ranks), time.monotonic())
+
     def look(self, running: Mapping[int, int]) -> list[str]:
         """Sentences on changes since the last call. `running`: process id of each rank that has not ended."""
         halted = {rank: how for rank, pid in running.items() if (how := halted_by(pid))}

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from codescent.base import token
+from codescent.base.call import raise_if_called
 from codescent.base.early import may_end, raise_if_asked, raise_if_signalled
 from codescent.base.errors import UserError
 from codescent.base.output import warn
@@ -171,6 +172,7 @@ class Search:
         me = about(this_rank)
         pause_s = min(0.2, 0.005 + 0.001 * this_rank.world_size)
         while True:
+            raise_if_called()
             if not me["agrees"]:
                 self._stop_if_asked()
             answer = store.meet(me)
@@ -192,6 +194,7 @@ class Search:
 
         The time limit counts when others keep this rank waiting: what is ready takes a step before it stops.
         """
+        raise_if_called()
         raise_if_signalled()
         if self._spent_s() > NOTICE_S:
             with may_end():

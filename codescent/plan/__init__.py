@@ -16,6 +16,7 @@ from codescent.plan.model import Size as Size
 from codescent.plan.objective import CROSS_ENTROPY as CROSS_ENTROPY
 from codescent.plan.objective import Objective as Objective
 from codescent.plan.plan import DECAY_STEPS as DECAY_STEPS
+from codescent.plan.plan import SCALE_RANKS as SCALE_RANKS
 from codescent.plan.plan import OlderPlan as OlderPlan
 from codescent.plan.plan import Plan as Plan
 from codescent.plan.schedule import RECEIVES as RECEIVES

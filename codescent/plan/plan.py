@@ -8,7 +8,7 @@ import enum
 import math
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
@@ -32,6 +32,9 @@ PARALLEL = tuple(f"parallel.{name}" for name in (*AXES, *(field.name for field i
 
 DECAY_STEPS = "optimizer.decay_steps (or train.num_steps)"
 """Name in `Plan.trajectory` of the step at which the decay of the learning rate ends; None: it does not decay."""
+
+SCALE_RANKS = "data-parallel ranks, by which optimizer.scale_learning_rate multiplies"
+"""Name in `Plan.trajectory` of the number that multiplies the learning rate."""
 
 
 class OlderPlan(ValueError):
@@ -91,6 +94,11 @@ class Plan:
     def trained(self) -> tuple[TensorPlan, ...]:
         """The tensors that training updates; at least one."""
         return tuple(tensor for tensor in self.tensors if tensor.parameter.trained)
+
+    @property
+    def scale_ranks(self) -> int:
+        """The data-parallel ranks by which optimizer.scale_learning_rate multiplies; 1 if it does not."""
+        return cast(int, self.update.get("num_workers", 1))
 
     @property
     def devices(self) -> int:
@@ -164,6 +172,13 @@ class Plan:
         """The pipeline stages that hold a tensor. The stage that reads it first comes first."""
         return self.schedule.stages_of(tensor.parameter.depths)
 
+    def copies(self, tensor: TensorPlan, own: Collection[str]) -> int:
+        """How many ranks hold the same values of a tensor, if the ranks of the axes `own` hold other ones."""
+        if self.layout.served:  # one server holds each piece
+            return 1
+        axes = (axis for axis in AXES if axis not in ("pp", *own))
+        return math.prod(self.mesh.degree(axis) for axis in axes) * len(self.stages_of(tensor))
+
     def flops(self) -> StepFlops:
         """Model FLOPs of one step, and those that are computed again, summed over all ranks."""
         parameters, splits = [tensor.parameter for tensor in self.tensors], self.mesh.cp > 1
@@ -226,7 +241,7 @@ class Plan:
             **dict.fromkeys(PARALLEL),
             **self.decides,
             DECAY_STEPS: steps,
-            "data-parallel ranks, by which optimizer.scale_learning_rate multiplies": workers,
+            SCALE_RANKS: workers,
         }
 
     def _sizes(self) -> Iterator[tuple[str, Scalar]]:

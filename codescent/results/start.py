@@ -7,8 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 
 from codescent.base.parent import PARENT
@@ -32,13 +32,23 @@ def train_words(config: str, words: Sequence[str]) -> list[str]:
     return [sys.executable, "-P", "-m", "codescent", "train", config, *words]
 
 
-def train_run(config: str, words: Sequence[str], environment: Mapping[str, str] | None = None) -> Ended:
+Beside = Callable[[int], AbstractContextManager[object]]
+"""What goes on while a run goes on, made of the id of its process."""
+
+
+def train_run(
+    config: str,
+    words: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    beside: Beside = lambda _: nullcontext(),
+) -> Ended:
     """Run `codescent train CONFIG WORDS` and wait for its end. If this process is stopped, the run is stopped first.
 
     Args:
         config: the config file.
         words: overrides and flags.
         environment: more environment variables. Those of a launcher are not passed on.
+        beside: is entered when the process has started, and left when it has ended.
     """
     ours = (*TORCHRUN_SET, EXIT_FILE)  # the run reports to this process
     env = {key: value for key, value in os.environ.items() if key not in ours} | dict(environment or {})
@@ -46,7 +56,8 @@ def train_run(config: str, words: Sequence[str], environment: Mapping[str, str] 
     command, pipe = train_words(config, words), subprocess.PIPE
     with subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True, errors="replace") as child:
         try:
-            _, stderr = child.communicate()
+            with beside(child.pid):
+                _, stderr = child.communicate()
         except BaseException:  # this process is being stopped: give the run time to stop its ranks
             try:
                 with suppress(subprocess.TimeoutExpired):

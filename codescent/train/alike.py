@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import socket
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from codescent.base.agreement import rank, world_size
 from codescent.base.errors import RunFailed
 from codescent.checkpoint.box import Box
-from codescent.plan import AXES, Plan, TensorPlan
+from codescent.plan import Plan, TensorPlan
 from codescent.train.tensor_hash import tensor_hash
 
 if TYPE_CHECKING:
@@ -117,8 +116,7 @@ def replicated_tensors(plan: Plan, this_rank: int, parts: Iterable[nn.Module], o
         stages = plan.stages_of(tensor)
         agrees = name.startswith("model.") and plan.layout.agrees_at_ends
         own = [*divided, *(axis for axis in tensor.apart if not agrees)]
-        num_copies = math.prod(mesh.degree(axis) for axis in AXES if axis not in ("pp", *own)) * len(stages)
-        if num_copies > 1:
+        if plan.copies(tensor, own) > 1:
             copies[f"stages {stages} {[(axis, place[axis]) for axis in own]}"][name] = value
 
     for weight, name, value in optimizer.named_state():

@@ -104,7 +104,7 @@ def _services(
 ) -> Services:
     """What the run gives the coupling of this rank."""
     plan, device, host = this_rank.plan, world.device, torch.device("cpu")
-    steps, workers = config.train.num_steps, plan.mesh.dp
+    steps, workers = config.train.num_steps, plan.scale_ranks
     return Services(
         world,
         this_rank,

@@ -169,7 +169,7 @@ def _decaying(optimizer: Optimizer, decay_steps: int) -> Optimizer:
 
 def _rate(run: OpenRun, optimizer: Optimizer, num_steps: int, step: int) -> float:
     """The learning rate of a step, numbered from 1, in a run of `num_steps` steps."""
-    return learning_rate(optimizer, num_steps, run.plan.mesh.dp, step - 1)
+    return learning_rate(optimizer, num_steps, run.plan.scale_ranks, step - 1)
 
 
 def length_of(run: OpenRun) -> str:

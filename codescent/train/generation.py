@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import gc
 
+from codescent.checkpoint.held import HeldTensors
 from codescent.train.assemble import assemble
+from codescent.train.holding import Holding, holding
 from codescent.train.open import OpenRun
 from codescent.train.spikes import Spikes
 from codescent.train.stop import StopRequest
@@ -28,6 +30,7 @@ class Generation:
     """
 
     trainer: Trainer
+    _holding: Holding | None
 
     def __init__(self, run: OpenRun, stop: StopRequest) -> None:
         self.run, self.stop, self.number = run, stop, 0
@@ -42,6 +45,7 @@ class Generation:
         executor = self.trainer.executor
         spikes.losses = lambda: executor.portion.losses
         run.remembered = lambda: {"spikes": spikes.state()} if spikes.looks else {}
+        self._holding = holding(self.trainer, run.first_step, run.state)
 
     def replace(self) -> None:
         """Let go of this generation, and make the next one, which goes on from `run.saved`. Collective.
@@ -50,13 +54,18 @@ class Generation:
         """
         self.trainer.close()
         self.run.remembered = dict
-        del self.trainer, self.spikes
+        del self.trainer, self.spikes, self._holding
         gc.collect()
         self.number += 1
         world = self.run.world
         world.go_on_with(world.living, self.run.plan, f"generation {self.number}")
         self._make()
         self.run.load(self.trainer)
+
+    def held(self) -> HeldTensors | None:
+        """What this rank has in memory of the last step, after the loss of another one; None: nothing that suffices."""
+        holds = getattr(self, "_holding", None)
+        return None if holds is None else holds.held()
 
     def close(self) -> None:
         """Let go of this generation."""

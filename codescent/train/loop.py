@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from codescent.base.agreement import together, with_past
-from codescent.base.ending import ends_soon
 from codescent.base.errors import UserError
 from codescent.base.progress import ENDED
 from codescent.base.rank import Rank
@@ -32,6 +31,7 @@ from codescent.train.out_of_memory import Explained
 from codescent.train.outcome import Outcome
 from codescent.train.profile import Profiler
 from codescent.train.ranks import RankTimes
+from codescent.train.regroup import ends_or_regroups
 from codescent.train.report import Report
 from codescent.train.result import Launched, StepResult
 from codescent.train.saving import Saving, completing
@@ -65,7 +65,7 @@ def train(config: Config, this_rank: Rank, *, resume: bool, notes: Sequence[str]
     with connected as world, with_past(world.past):
         if not this_rank.local_rank:
             forget_code(os.environ)
-        world.from_first(lambda: refuse_restarts(config.parallel.restarts, world))
+        world.from_first(lambda: refuse_restarts(config, world))
         end_s = world.from_first(lambda: stop_at(os.environ))
         loggers: list[Logger] = []
         world.from_first(lambda: loggers.extend(loggers_of(config.log)))
@@ -85,7 +85,7 @@ def train(config: Config, this_rank: Rank, *, resume: bool, notes: Sequence[str]
                     closing(Generation(run, stop)) as generation,
                     Report(run, loggers, [*notes, *said]) as report,
                     Profiler(run, report) as profiler,
-                    ends_soon(this_rank.world_size),
+                    ends_or_regroups(generation),
                 ):
                     steps = _Steps(run, generation, report, stop, profiler, explained)
                     with completing(lambda: getattr(steps, "saving", None)):
@@ -119,7 +119,7 @@ class _Steps:
         self.dues, self.beside = Dues(self.config, self.plan.schedule), Beside(run.world)
         self.culprit, self.replaces = Culprit(run.world.store), False
         self._attach()
-        self.times, self.replicas, self.logs = RankTimes(), run.plan.mesh.dp, run.config.log.names_loggers
+        self.times, self.logs, self.scale_ranks = RankTimes(), run.config.log.names_loggers, run.plan.scale_ranks
 
     def _attach(self) -> None:
         """Work with the trainer of the present generation."""
@@ -202,7 +202,7 @@ class _Steps:
 
     def _rate(self, step: int) -> float:
         """Learning rate of step `step` (from 1)."""
-        return learning_rate(self.config.optimizer, self.config.train.num_steps, self.replicas, step - 1)
+        return learning_rate(self.config.optimizer, self.config.train.num_steps, self.scale_ranks, step - 1)
 
     def _reads_at_once(self, step: int) -> bool:
         """Whether something may be due at `step`: its first line, a validation, a comparison, a save, its profile."""

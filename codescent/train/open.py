@@ -50,6 +50,7 @@ from codescent.record import CHECKPOINTS, RunFolder
 from codescent.record.run_folder import LOGS
 from codescent.train import machine
 from codescent.train.choices import choose
+from codescent.train.holding import in_memory
 from codescent.train.layout import laid_out
 from codescent.train.newest import newest
 from codescent.train.rolled_back import ROLLBACK, ahead_of, is_of_before
@@ -298,7 +299,9 @@ def open_run(
         known = {"dataset": dataset.description, "own_code": own_code(config)}
         chosen = choose(config, plan, world, environment) | known
         falls_back = config.checkpoint.fall_back
-        saved = newest(checkpoints, world, before, held, falls_back=falls_back) if resume else None
+        saved: Saved | None = in_memory(checkpoints) if resume else None
+        if saved is None and resume:
+            saved = newest(checkpoints, world, before, held, falls_back=falls_back)
         ahead = ahead_of(rolled_back)
         if saved is not None and is_of_before(saved, ahead):
             saved = newest(checkpoints, world, ahead[-1][0] + 1, held, falls_back=falls_back)

@@ -146,6 +146,7 @@ class Optimizer:
     ) -> None:
         self.ema, self.accepts = ema, accepts
         self.not_finite: list[int] = []
+        self.is_updating = False
         self.weights = list(weights)
         self.device = device
         self.config = config
@@ -237,7 +238,9 @@ class Optimizer:
             self.not_finite = [index for index, one in enumerate(gradients) if not bool(one.isfinite().all())]
         elif (self.accepts is None or self.accepts(sums)) and self.weights:
             self._set_learning_rate(rate)
+            self.is_updating = True  # after an error in between, the weights are those of no step
             self._update_all(gradients, factor, is_cast=is_cast)
+            self.is_updating = False
         return sums
 
     def _square(self, gradients: Sequence[torch.Tensor]) -> tuple[torch.Tensor, bool]:

@@ -6,6 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+GOES_ON = -1
+"""Exit code of a run that has stopped at a step to go on at once, with other ranks."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -14,7 +17,7 @@ class Outcome:
     Attributes:
         folder: of the run.
         step: the number of steps done.
-        exit_code: 0; of a stop on request: 75 (to be started again), or 128 + the signal.
+        exit_code: 0; of a stop on request: 75 (to be started again), or 128 + the signal; or GOES_ON.
         suggests_best: the run ended early, and `checkpoint.keep_best` has kept a better checkpoint than the newest.
         has_trained: False: the run had no step left to do.
     """

@@ -76,7 +76,7 @@ def range_test(config: Config, this_rank: Rank) -> RangeTest:
             closing(assemble(config, plan, world, dataset, 0, stop, compiles)) as trainer,
             ends_soon(this_rank.world_size),
         ):
-            found = _walk(trainer.executor, config, plan.mesh.dp, shown=world.is_first)
+            found = _walk(trainer.executor, config, plan.scale_ranks, shown=world.is_first)
             if found.ending == STOPPED:
                 received = next(filter(None, together(UserError, stop.received)))
                 found.exit_code = received["exit_code"]

@@ -9,6 +9,7 @@ from codescent.base.errors import RunFailed, UserError
 from codescent.coupling.lost_peer import is_lost_peer
 from codescent.record import RunFolder
 from codescent.train.failed_allocation import is_out_of_memory
+from codescent.train.hang_up import Regroup
 from codescent.train.open import OpenRun
 
 
@@ -18,7 +19,7 @@ def record(error: BaseException, run: OpenRun) -> None:
     Rank 0 may be unable to: under NCCL it waits for this rank until it is killed. An event is one appended line, so it
     needs no lock.
     """
-    if isinstance(error, RunFailed) or is_out_of_memory(error):
+    if isinstance(error, RunFailed | Regroup) or is_out_of_memory(error):
         return
     if run.folder is None and (getattr(error, "everywhere", False) or is_lost_peer(error)):
         return

@@ -202,8 +202,8 @@ class _Replay:
     def _rate(self, server: _Server) -> float:
         """The learning rate of the next push: that of the step which it makes complete or is a part of."""
         last = server.applied + self.together - 1
-        workers = self.plan.mesh.world_size
-        return learning_rate(self.config.optimizer, self.config.train.num_steps, workers, last // workers)
+        step = last // self.plan.mesh.world_size
+        return learning_rate(self.config.optimizer, self.config.train.num_steps, self.plan.scale_ranks, step)
 
     @torch.no_grad()
     def _update_alone(self, server: _Server) -> None:

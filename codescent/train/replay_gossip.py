@@ -109,7 +109,7 @@ class _Replay:
         """The gradient of a portion, of the weights that the replica had read, and the update of those that it has."""
         copy(self.read, one.read)
         gradients, loss, _ = gradients_alone(self.trainer, self.plan, row.step, row.part, of_step=False)
-        rate = learning_rate(self.config.optimizer, self.config.train.num_steps, len(self.replicas), row.step)
+        rate = learning_rate(self.config.optimizer, self.config.train.num_steps, self.plan.scale_ranks, row.step)
         one.optimizer.step(gradients, rate, lambda square: torch.stack((torch.tensor(loss).to(square), square)))
 
 

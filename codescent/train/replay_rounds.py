@@ -77,7 +77,7 @@ class RoundPushes:
 
     def computed(self, row: Applied) -> tuple[list[torch.Tensor], float]:
         """The change of each weight in a push, and the sum of its losses. The weights are those that were pulled."""
-        optimizer, workers = self.trainer.optimizer, self.plan.mesh.world_size
+        optimizer = self.trainer.optimizer
         named = (value for _, name, value in optimizer.named_state() if not name.startswith("model."))
         with torch.no_grad():
             for value, kept in zip(named, self.states.get(row.worker, self.fresh), strict=True):
@@ -88,7 +88,7 @@ class RoundPushes:
         total, tokens = 0.0, 0
         for step in range(row.step + row.first, row.step + row.first + row.count):
             gradients, loss, losses = gradients_alone(self.trainer, self.plan, step, row.part, of_step=False)
-            rate = learning_rate(self.config.optimizer, self.config.train.num_steps, workers, step)
+            rate = learning_rate(self.config.optimizer, self.config.train.num_steps, self.plan.scale_ranks, step)
             own = torch.tensor(loss, dtype=torch.float64)
             optimizer.step(gradients, rate, lambda square, own=own: torch.stack((own, square)))  # type: ignore[misc]
             total, tokens = total + loss, tokens + losses

@@ -41,10 +41,12 @@ from codescent.train.introduction import description, drawn_weights, introductio
 from codescent.train.loggers import END, START, Failure, Logger, Loggers
 from codescent.train.memory import peak_memory_bytes, row
 from codescent.train.open import OpenRun
+from codescent.train.outcome import GOES_ON
 from codescent.train.pace import Estimate, SlowSteps
 from codescent.train.predicted import Predicted
 from codescent.train.recorded_error import record
 from codescent.train.result import WAIT_COLUMN, StepResult
+from codescent.train.stop import CALLED
 from codescent.train.trackers import continue_in, trackers_of
 from codescent.train.validate import Validated
 from codescent.train.validations import Validations
@@ -333,7 +335,8 @@ class Report:
             The exit code of the run.
         """
         living = zip(self.run.world.living, received, strict=True)
-        rank, first = next(((rank, one) for rank, one in living if one), (None, LAST_WISH))
+        asked = sorted(((rank, one) for rank, one in living if one), key=lambda pair: pair[1]["signal"] == CALLED)
+        rank, first = next(iter(asked), (None, LAST_WISH))
         self._event("stop", step=step, rank=rank, **first)
         by = first["signal"] if rank is not None else "the wish of a rank that has died since"
         by += in_words(os.environ) if by == TIME_LIMIT else ""
@@ -341,6 +344,9 @@ class Report:
             by += f" to rank {rank} (process {first['process']} on {first['host']})"
         where = self.run.checkpoints.folder
         self.display.last()
+        if first["signal"] == CALLED:
+            self.display.say(f"step {step} is saved in {where}: other ranks take part from now on")
+            return GOES_ON
         self.display.say(f"stopped at step {step} by {by}; saved in {where}; {how_to_continue(self.run)}")
         exit_code: int = first["exit_code"]
         return exit_code

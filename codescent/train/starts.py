@@ -10,11 +10,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from codescent.base.call import SURVIVES
 from codescent.base.durable import write_json
 from codescent.base.early import StopAsked, first_signal
 from codescent.base.errors import RunFailed, UserError
 from codescent.base.reading import read_json
 from codescent.base.writing import make_folder, make_parents
+from codescent.config.sections import Config
 from codescent.record import RunFolder
 from codescent.record.run_folder import JOBS
 
@@ -30,13 +32,22 @@ UNBEGUN = "unbegun.json"
 """In the folder of the run's jobs: the number of the last start that has ended before the run began."""
 
 
-def refuse_restarts(restarts: int, world: World) -> None:
-    """Raise UserError if nobody would start a rank again. `restarts`: parallel.restarts."""
-    if restarts and world.pages is None:
+def refuse_restarts(config: Config, world: World) -> None:
+    """Raise UserError if nobody would start a rank again that the config wants to be started again."""
+    wanted: list[str] = []
+    if config.parallel.restarts and world.pages is None:
+        wanted.append(f"parallel.restarts = {config.parallel.restarts}")
+    if config.survive.on_loss != "stop" and SURVIVES not in os.environ:
+        wanted.append(f'survive.on_loss = "{config.survive.on_loss}"')
+    if wanted:
         by = f", and {world.this_rank.launcher} has started this one" if world.this_rank.launcher else ""
+        defaults = {"parallel.restarts": 0, "survive.on_loss": "stop"}
         raise UserError(
-            f"parallel.restarts = {restarts}: only `codescent train --ranks` starts ranks of its machine again{by}; "
-            "set parallel.restarts to 0"
+            *(
+                f"{one}: only `codescent train --ranks` starts ranks of its machine again{by}; "
+                f"set {(key := one.partition(' ')[0])} to {defaults[key]}"
+                for one in wanted
+            )
         )
 
 

@@ -17,9 +17,13 @@ from codescent.base.early import first_signal, handles_signals
 from codescent.base.output import new_line
 from codescent.base.stopping import LATER, SAVING, STOPPING, TIME_LIMIT, exit_code_of
 from codescent.base.time_limit import in_words
+from codescent.train.hang_up import is_called
+from codescent.train.outcome import GOES_ON
 
 SAVES, STOPS = "saves and stops after this step", "stops after this step"
 """What a run does when it is asked to stop."""
+CALLED = "other ranks"
+"""Why a run stops at a step to go on at once, with other ranks: the launcher has called them together."""
 AGAIN_S = 0.5
 """Seconds in which a repeated SIGINT is ignored: one Ctrl-C may arrive from both the terminal and a launcher."""
 
@@ -88,7 +92,7 @@ class StopRequest:
             self.is_over = True
             if self.alone:
                 self._say(f"{TIME_LIMIT}{in_words(os.environ)}")
-        return self.is_over or self.signal is not None or self.must_meet
+        return self.is_over or self.signal is not None or self.must_meet or is_called()
 
     def received(self) -> dict[str, Any] | None:
         """What stopped this process, the exit code for it, process id and host; None: nothing has."""
@@ -96,6 +100,8 @@ class StopRequest:
             name, code = TIME_LIMIT, LATER
         elif self.signal is not None:
             name, code = signal.Signals(self.signal).name, exit_code_of(self.signal)
+        elif is_called():
+            name, code = CALLED, GOES_ON
         else:
             return None
         return {"signal": name, "exit_code": code, "process": os.getpid(), "host": socket.gethostname()}

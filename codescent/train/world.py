@@ -27,7 +27,7 @@ from codescent.base.cores import OUR_THREADS, available_cores, threads_per_rank
 from codescent.base.device import offered, synchronize, unique_name
 from codescent.base.device_kinds import GPUS
 from codescent.base.early import StopAsked, may_end
-from codescent.base.ending import FREE_S, fail, within
+from codescent.base.ending import FREE_S, end_now, fail, within
 from codescent.base.errors import RunFailed, UserError
 from codescent.base.parent import end_with_parent
 from codescent.base.progress import ENDED, PREPARATION, OwnPage, Pages
@@ -45,6 +45,7 @@ from codescent.meeting.silent import tell
 from codescent.plan import AXES, Collective, Mesh, Plan
 from codescent.strategies.collectives import abort_groups
 from codescent.train.devices import IN_CONFIG, backends, choose_device, refusal, versions
+from codescent.train.hang_up import hang_up, outlives
 from codescent.train.messages import Messages
 from codescent.train.torch_store import TorchStore, open_agent
 from codescent.train.watched import watch
@@ -129,8 +130,8 @@ class World:
             os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
         self.living = (this_rank.rank,) if this_rank.late else tuple(range(this_rank.world_size))
         self._begin_groups(HashStore() if this_rank.late else self._torch_store, shards_alone=shards_alone)
-        self.pages = Pages.of(os.environ, this_rank.world_size) if is_local(this_rank) else None
-        of_launcher = self.pages or Pages.of(os.environ, this_rank.world_size)
+        self.pages = Pages.of(os.environ) if is_local(this_rank) else None
+        of_launcher = self.pages or Pages.of(os.environ)
         watch(this_rank, self.store, self.leaders, of_launcher, listen)
         self.mesh = Mesh(dp_replicate=this_rank.world_size)
         self.groups: dict[str, dist.ProcessGroup] = {}
@@ -318,6 +319,8 @@ class World:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None or self.this_rank.world_size == 1:
             self.close()
+        elif outlives(error):
+            self.part()
         else:
             self.give_up(error)
 
@@ -338,9 +341,31 @@ class World:
                 within(FREE_S, abort_groups)
         else:
             dist.destroy_process_group()
+        self._leave_meeting()
+
+    def _leave_meeting(self) -> None:
         self.meeting.close()
         for variable in self.named:  # the next run of this process may have another interface
             os.environ.pop(variable, None)
+
+    def part(self) -> None:
+        """Another rank was lost: let go of the process groups and of the store, without the others. The process goes
+        on. It ends if it cannot let go, and is started again."""
+        OwnPage.current = None
+        self.groups.clear()
+        self.servers = None
+        hang_up()  # gloo's destructors would wait for messages under way
+        gc.collect()
+
+        def let_go() -> None:
+            if offered(self.device).aborts:
+                abort_groups()
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+        if not within(FREE_S, let_go):
+            end_now(RunFailed(f"the process groups did not end within {FREE_S:g} s after the loss of a rank"))
+        self._leave_meeting()
 
     def give_up(self, error: BaseException, *, said: bool = False) -> None:
         """An error ends this rank, and perhaps no other one: the process ends without the others (base/ending.py).

@@ -7,6 +7,7 @@ import argparse
 
 from codescent.base.device_kinds import AUTO, NAMES
 from codescent.base.sizes import size_bytes
+from codescent.launch.fault_script import EXAMPLE
 from codescent.verbs.argument_types import names, nodes, numbers, path, positive, text, whole
 from codescent.verbs.argument_words import CONFIG_HELP, DEVICE_HELP, TARGETS_HELP, config_arguments
 
@@ -69,6 +70,7 @@ def prove(verb: argparse.ArgumentParser) -> None:
     add("--precision", choices=("fp64", "fp32"), default="fp64", help="number format (default fp64)")
     add("--resume", action="store_true", help="also resume a checkpoint of each layout in the next layout")
     add("--json", action="store_true", help="print the result as JSON, and progress to the standard error")
+    add("--faults", metavar="FAULTS", help=f'lose ranks, such as "{EXAMPLE}", and compare with the run left alone')
     add("--replay", metavar="RUN", help="apply again, in one process, what an asynchronous run has applied")
 
 

@@ -79,9 +79,7 @@ def _workers(config: Config) -> int:
     """The workers by which the rates are multiplied. Only then the layout counts."""
     if config.optimizer.scale_learning_rate == "none":
         return 1
-    workers = preflight.plan_of(config, config.parallel.ranks).update["num_workers"]
-    assert isinstance(workers, int)
-    return workers
+    return preflight.plan_of(config, config.parallel.ranks).scale_ranks
 
 
 def _shown(config: Config, num_steps: int) -> Iterator[int]:

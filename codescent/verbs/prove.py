@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,19 +20,18 @@ from codescent.base.json_text import json_text
 from codescent.base.writing import remove_folder
 from codescent.config.decided import with_samples
 from codescent.config.load import load
-from codescent.config.rate_schedules import of_optimizer
-from codescent.config.sections import Config, Optimizer, Parallel
+from codescent.config.sections import Config, Parallel
 from codescent.plan import AXES, Plan
 from codescent.preflight import plan_of
 from codescent.record import RunFolder
-from codescent.results import stopped_by_signals, train_run
+from codescent.results import train_run
 from codescent.strategies import ORDER, active
-from codescent.verbs.arguments import parse
+from codescent.verbs import prove_faults
 from codescent.verbs.finding import LayoutResult, finding_of
+from codescent.verbs.proof import TOLERANCE, folder_of_proof, refuse_without_effect, words_of_proof
 from codescent.verbs.prove_table import proved_json, show, show_progress
 from codescent.verbs.replay import replay_run
 
-TOLERANCE: Mapping[str, float] = {"fp64": 1e-9, "fp32": 1e-4}  # largest relative difference with the verdict "same"
 EXCHANGES = (
     *("average_every", "synchronous_steps", "outer_optimizer", "outer_learning_rate", "outer_momentum"),
     *("fragments", "overlap_steps", "wire", "wire_from"),
@@ -118,19 +116,6 @@ def layouts_of(ranks: Sequence[int]) -> Iterator[LayoutCase]:
                 yield LayoutCase(_keys({**used, **variant}), number)
 
 
-def _schedule(optimizer: Optimizer, end: int, steps: int) -> list[str]:
-    """Words that give the first steps the learning rates of the whole run. A decay may begin after them.
-
-    Args:
-        optimizer: of the config.
-        end: the step at which a decay of the whole run has ended.
-        steps: of the proof.
-    """
-    whole = optimizer.model_copy(update={"decay_steps": end})
-    begins_later = any(of_optimizer(whole).refuse(whole, steps))
-    return ["optimizer.schedule=constant"] if begins_later else [f"optimizer.decay_steps={end}"]
-
-
 def _keys(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """Keys and values, spelled as on a command line."""
     return tuple((key, _spelled(value)) for key, value in values.items())
@@ -190,20 +175,9 @@ class Prover:
             *(f"parallel.{key}={value}" for key, value in defaults),
             *overrides,
             "parallel.layout=given",  # each layout is tried as it is
-            f"train.precision={precision}",
-            f"train.eval_every={max(1, steps // 2 // period) * period if given.train.eval_every else 0}",
-            *_schedule(given.optimizer, given.optimizer.decay_steps or given.train.num_steps, steps),
-            "train.num_epochs=auto",
-            "train.ema=0.0",  # it changes no loss, and some methods have none
-            "train.stop_after=0",
+            *words_of_proof(given, steps, precision, period),
             "checkpoint.every=0",
-            *(["checkpoint.keep_best=false"] if given.train.eval_every else []),
-            "log.sample_tokens=0",
-            "log.tensorboard=false",
-            *(f"log.{key}=auto" for key in ("to", "wandb", "mlflow", "trackio")),
-            "profile.active=0",
             "parallel.cut=cost",  # one process has no stages; a layout may set another value
-            "parallel.reduce_dtype=auto",  # reducing in bf16 would change the gradients
             *(f"parallel.{axis}={'auto' if axis == 'dp_replicate' else 1}" for axis in AXES),
             # One process has no replicas; a layout may set other values.
             *(f"parallel.{key}={value}" for key, value in _keys({key: DEFAULTS[key] for key in EXCHANGES})),
@@ -291,29 +265,18 @@ def _of_all(plans: Sequence[Plan], row: Mapping[str, float]) -> bool:
     return all(plan.schedule.agrees_after(int(row["step"])) for plan in alone)
 
 
-def _refuse_beside_replay(arguments: Namespace) -> None:
-    """Raise UserError for words that do nothing beside --replay, which reads all it needs from the run."""
-    defaults = parse(["prove", "--replay", arguments.replay])
-    given = [
-        name
-        for name, value in vars(arguments).items()
-        if name not in ("replay", "json") and value != getattr(defaults, name)
-    ]
-    if given:
-        words = ", ".join("CONFIG" if name == "config" else name for name in given)
-        raise UserError(f"prove --replay {arguments.replay}: {words} would have no effect: leave it out")
-
-
 def main(arguments: Namespace) -> int:
     """Run the layouts and print the table. Returns 0 if a layout ran, and each that ran is the same or drifts, else 1.
 
     Raises UserError: invalid arguments, or a config that does not run on one process.
     """
     if arguments.replay is not None:
-        _refuse_beside_replay(arguments)
+        refuse_without_effect(arguments, f"--replay {arguments.replay}", {"replay", "json"})
         return replay_run(Path(arguments.replay).expanduser(), as_json=arguments.json)
     if arguments.config is None:
         raise UserError("prove: give a config, or --replay RUN")
+    if arguments.faults is not None:
+        return prove_faults.main(arguments)
     ranks, layouts = list(dict.fromkeys(arguments.ranks)), arguments.layouts
     if arguments.steps < 2:
         raise UserError("--steps: give at least 2")
@@ -321,10 +284,10 @@ def main(arguments: Namespace) -> int:
         raise UserError(f"--ranks: {max(ranks)} ranks; at most {MAX_RANKS} can be tried on one machine")
     tried = list(layouts_of(ranks)) if layouts is None else parse_layouts(layouts)
     console = new_console(stderr=arguments.json)
-    with stopped_by_signals(), tempfile.TemporaryDirectory(prefix="codescent-prove-") as folder:
+    with folder_of_proof() as folder:
         period = math.lcm(*(layout.period for layout in tried))
         words = arguments.config, arguments.overrides, arguments.steps, arguments.precision
-        prover = Prover(*words, Path(folder), period)
+        prover = Prover(*words, folder, period)
         prover.check(tried)
         tried = [prover.filled(layout) for layout in tried]
         with console.status("one process") as status:

@@ -13,6 +13,8 @@ from rich.text import Text
 
 from codescent.verbs.finding import COLUMNS, LayoutResult
 
+ALONE = "one process"
+
 
 def proved_json(findings: Sequence[LayoutResult], steps: int, precision: str, tolerance: float) -> dict[str, Any]:
     """What the table says, for programs. A difference is relative; null: it is not finite."""
@@ -42,10 +44,19 @@ def show_progress(console: Console, number: str, finding: LayoutResult, toleranc
         console.file.flush()
 
 
-def show(console: Console, findings: Sequence[LayoutResult], steps: int, precision: str, tolerance: float) -> None:
-    """Print the table, and why layouts did not run."""
+def show(
+    console: Console,
+    findings: Sequence[LayoutResult],
+    steps: int,
+    precision: str,
+    tolerance: float,
+    *,
+    what: str = "layout",
+    reference: str = ALONE,
+) -> None:
+    """Print the table, and why runs have no losses. `what`: was tried. `reference`: with which each is compared."""
     table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("layout", overflow="fold", ratio=1)
+    table.add_column(what, overflow="fold", ratio=1)
     for heading in ("ranks", "loss", "grad norm", "val loss", "at step"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
@@ -53,10 +64,10 @@ def show(console: Console, findings: Sequence[LayoutResult], steps: int, precisi
         numbers = [f"{finding.differences[column]:.1e}" if column in finding.differences else "" for column in COLUMNS]
         step = str(finding.worst_step) if finding.worst_step else ""
         table.add_row(Text(finding.layout), str(finding.ranks), *numbers, step, finding.verdict(tolerance))
-    console.print(f"{steps} steps in {precision}, largest relative differences from one process")
+    console.print(f"{steps} steps in {precision}, largest relative differences from {reference}")
     console.print(f"same: at most {tolerance:g}")
     if any(not finding.is_exact for finding in findings):
-        console.print("drift: another method than the steps of one process, so its losses are others")
+        console.print(f"drift: another method than the steps of {ALONE}, so its losses are others")
     console.print(table)
     reasons: dict[str, list[str]] = {}
     for finding in findings:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from codescent.base import cause
+from codescent.base.call import SURVIVES
 from codescent.base.command import command, resume_command
 from codescent.base.cores import refuse_more_ranks
 from codescent.base.early import StopAsked, hand_on, listen, may_be_ended, may_end, raise_if_signalled
@@ -33,8 +34,10 @@ from codescent.config.toml_file import loads
 from codescent.launch.allocator import needs_restart, tuned_environment, with_expandable_segments
 from codescent.launch.environment import read
 from codescent.launch.local import run_ranks
+from codescent.launch.losses import Losses
 from codescent.launch.roles import Roles
 from codescent.launch.supervisor import Stopped
+from codescent.launch.places import Survive
 from codescent.models import generates
 from codescent.plan import Plan
 from codescent.plan.activations import CPU, CUDA
@@ -104,7 +107,9 @@ def _main(arguments: Namespace, ignored: Sequence[str], loaded: LoadedConfig | N
         _refuse_apart(config)
     # A single task of a launcher, such as the shell of `srun --pty bash`, may start ranks.
     alone = rank is None or rank.world_size == 1
-    starts, tunes = alone and config.parallel.ranks > 1, config.train.allocator == "auto"
+    survives = config.survive.on_loss != "stop" and not arguments.find_learning_rate
+    starts = alone and SURVIVES not in os.environ and (config.parallel.ranks > 1 or survives)
+    tunes = config.train.allocator == "auto"
     if tunes:  # before torch is imported, and for the ranks
         os.environ.update(with_expandable_segments(os.environ))
     restarts = not starts and arguments.may_restart and tunes and needs_restart(os.environ)
@@ -220,7 +225,11 @@ def _start_ranks(arguments: Namespace, config: Config, env: dict[str, str], *, r
     start = partial(run_ranks, words, ranks, env, blocked=SAVING, reports=True, stopped=stopped)
     if finds:  # a run folder of this name would be that of another run
         return start(saves=False)
-    code = start(of_memory=partial(_of_memory, config), roles=_roles(checked.plan, config))
+    code = start(
+        of_memory=partial(_of_memory, config),
+        roles=_roles(checked.plan, config),
+        survive=_survive(checked.plan, config),
+    )
     _record_lost(run_folder(config), None)
     return code
 
@@ -231,6 +240,15 @@ def _roles(plan: Plan, config: Config) -> Roles:
     spare = frozenset(range(1, plan.mesh.world_size) if plan.layout.can_lose_workers else ())
     resume = resume_command(run_folder(config)) if plan.layout.served else ""
     return Roles(names, spare, resume, config.parallel.restarts)
+
+
+def _survive(plan: Plan, config: Config) -> Survive | None:
+    """What the run does about ranks that die; None: it ends, or goes on without them (`_roles`)."""
+    survive = config.survive
+    if survive.on_loss == "stop":
+        return None
+    losses = Losses(survive.max_restarts, survive.restart_window_s, plan.work.global_batch_size)
+    return Survive(losses, survive.spares)
 
 
 def _of_memory(config: Config, rank: int) -> list[str]:
@@ -260,10 +278,10 @@ def _of_memory(config: Config, rank: int) -> list[str]:
 
 def _train(config: Config, rank: Rank, found: Sequence[str], *, resume: bool) -> int:
     """Train as one rank. At the end, rank 0 prints a generated text, if there was a step to do, and the run's path."""
-    from codescent.train.loop import train
+    from codescent.train.regroup import train_on
 
     before = 0 if rank.rank else _num_events(run_folder(config))
-    outcome = train(config, rank, resume=resume, notes=found)
+    outcome = train_on(config, rank, resume=resume, notes=found)
     folder = outcome.folder
     if not (rank.rank or outcome.exit_code):
         run = RunFolder.open(folder)

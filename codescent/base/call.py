@@ -1,0 +1,62 @@
+"""In: which processes of a machine take part in a run from now on. Out: the same, as bytes; a rank that waits is told.
+Does not decide it (launch/places.py does) and stores nothing (progress.py does)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+SURVIVES = "CODESCENT_SURVIVES"
+"""Variable of a rank that its launcher calls again after a loss: the number of the first call that may name it, and the
+page on which it says that it is ready, if it waits for a place."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """The launcher calls the ranks together: after a loss, or because one more joins.
+
+    Attributes:
+        number: counts the calls of a launch, from 1. 0: the processes take part as they were started.
+        places: the rank of each process that takes part, by process id. Others wait.
+        values: keys of the config, by "section.key", that differ from those of the user: another layout.
+        is_urgent: ranks have died, so what is under way is given up. Else the ranks come at the end of a step.
+    """
+
+    number: int = 0
+    places: Mapping[int, int] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
+    is_urgent: bool = True
+
+    def to_bytes(self) -> bytes:
+        """As text."""
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
+
+    @classmethod
+    def of(cls, stored: bytes) -> Call | None:
+        """From `to_bytes`; None: it is being written, or none has been."""
+        try:
+            data = json.loads(stored)
+            return cls(**data | {"places": {int(pid): int(rank) for pid, rank in data["places"].items()}})
+        except (ValueError, TypeError, LookupError, AttributeError):
+            return None
+
+
+class CalledAnew(Exception):
+    """The launcher has called the ranks together once more, while this one looked for the others."""
+
+
+_is_over: Callable[[], bool] | None = None  # of this process: whether there is a newer call than it follows
+
+
+def follow_calls(is_over: Callable[[], bool] | None) -> None:
+    """From now on `raise_if_called` asks this function; None: nobody calls this process."""
+    global _is_over
+    _is_over = is_over
+
+
+def raise_if_called() -> None:
+    """Raise CalledAnew if there is a newer call than this process follows. Who looks for other ranks asks often."""
+    if _is_over is not None and _is_over():
+        raise CalledAnew("the ranks are called together anew")

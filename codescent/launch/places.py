@@ -1,0 +1,130 @@
+"""In: ranks that have died, spare processes that are ready. Out: who takes which rank from now on.
+Does not start or end a process itself (local.py does) and does not build a plan (its caller hands in layouts)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from codescent.base.call import Call
+from codescent.launch.losses import Losses
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a run is divided among fewer ranks than the user wants.
+
+    Attributes:
+        ranks: how many.
+        values: keys of the config that it changes.
+        notes: what a user should know of it.
+    """
+
+    ranks: int
+    values: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+Fewer = Callable[[int], Layout | None]
+"""The largest layout of at most so many ranks; None: there is none."""
+
+
+@dataclass(frozen=True)
+class Survive:
+    """What a run does about ranks that die.
+
+    Attributes:
+        losses: ends the run if they are too many.
+        spares: processes that wait for a place.
+        fewer: a run whose ranks are too few goes on with this layout; None: it waits for all of them.
+    """
+
+    losses: Losses
+    spares: int = 0
+    fewer: Fewer | None = None
+
+
+class Places:
+    """Who takes which rank, and who waits. A process is known by its number (`slot`), from 0 in the order of starts.
+
+    Args:
+        wanted: the number of ranks that the user wants. They have the first slots.
+        survive: what the run does about losses.
+
+    Attributes:
+        ranks: the slot of each rank.
+        waiting: slots without a rank that have to be waited for: they have just been started.
+        ready: slots without a rank that can take one.
+        number: of the last call.
+        layout: of the ranks now.
+    """
+
+    def __init__(self, wanted: int, survive: Survive) -> None:
+        self.wanted, self.survive = wanted, survive
+        self.ranks = list(range(wanted))
+        self.waiting: list[int] = []
+        self.ready: list[int] = []
+        self.number, self.layout = 0, Layout(wanted)
+        self._next = wanted
+
+    def new_slots(self, count: int) -> list[int]:
+        """Slots of so many processes that are started now, and wait for a place."""
+        found = list(range(self._next, self._next + count))
+        self._next += count
+        self.waiting += found
+        return found
+
+    def became_ready(self, slots: Iterable[int]) -> None:
+        """These processes can take a rank now."""
+        for slot in slots:
+            self.waiting.remove(slot)
+            self.ready.append(slot)
+
+    def forget(self, slot: int) -> None:
+        """A process without a rank has died."""
+        for those in (self.waiting, self.ready):
+            if slot in those:
+                those.remove(slot)
+
+    def after_loss(self, lost: Iterable[int]) -> None:
+        """Ranks have died: divide the others anew. Where a layout of fewer ranks is not allowed, or there is none,
+        processes that have just been started get the places that are left, and the others wait for them."""
+        gone = set(lost)
+        living = {rank: slot for rank, slot in enumerate(self.ranks) if rank not in gone}
+        there = len(living) + len(self.ready)
+        layout = Layout(self.wanted)
+        if there < self.wanted and self.survive.fewer is not None and there:
+            layout = self.survive.fewer(there) or layout
+        self._fill(living, layout)
+
+    def grows(self) -> bool:
+        """More processes can take part than do: divide them anew. Returns whether the layout has become larger."""
+        there = len(self.ranks) + len(self.ready)
+        if len(self.ranks) == self.wanted or not self.ready:
+            return False
+        layout = Layout(self.wanted) if there >= self.wanted else self.survive.fewer and self.survive.fewer(there)
+        if not layout or layout.ranks <= len(self.ranks):
+            return False
+        self._fill(dict(enumerate(self.ranks)), layout)
+        return True
+
+    def _fill(self, living: Mapping[int, int], layout: Layout) -> None:
+        """Ranks keep their numbers, where the layout has them. The others, then those that wait, fill the gaps."""
+        kept = {rank: slot for rank, slot in living.items() if rank < layout.ranks}
+        more = [*(slot for rank, slot in living.items() if rank >= layout.ranks), *self.ready, *self.waiting]
+        for rank in range(layout.ranks):
+            if rank not in kept:
+                kept[rank] = more.pop(0)
+        self.ready = [slot for slot in more if slot not in self.waiting]
+        self.ranks, self.layout = [kept[rank] for rank in range(layout.ranks)], layout
+        self.number += 1
+
+    def call(self, pids: Mapping[int, int], *, is_urgent: bool) -> Call:
+        """The call that tells the processes. `pids`: process id by slot."""
+        places = {pids[slot]: rank for rank, slot in enumerate(self.ranks)}
+        return Call(self.number, places, self.layout.values, is_urgent)
+
+    def taken(self) -> None:
+        """The processes that were given a place do not wait any more."""
+        self.waiting = [slot for slot in self.waiting if slot not in self.ranks]

@@ -1,0 +1,125 @@
+"""In: a number in shared memory that the launcher raises when ranks have died. Out: this rank waits for them no longer.
+Its connections to other ranks are shut. Does not meet the others anew (regroup.py does) and starts no process."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import socket
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from codescent.base.call import Call, CalledAnew, follow_calls
+from codescent.base.ending import is_failing
+from codescent.base.errors import RunFailed
+from codescent.base.progress import Pages
+from codescent.coupling.lost_peer import is_lost_peer
+
+if TYPE_CHECKING:
+    from codescent.checkpoint.held import HeldTensors
+
+LOOK_EVERY_S = 0.05
+"""Seconds between two looks at the number."""
+UNWIND_S = 20.0
+"""Seconds from the loss until this rank has let go of everything. Else it ends, and is started again itself."""
+
+
+class Regroup(Exception):
+    """Another rank was lost: this one lets go of its run, and meets the others anew.
+
+    `held`: the tensors that this rank has in memory; None: it has none that are of one step.
+    """
+
+    def __init__(self, why: str, held: HeldTensors | None) -> None:
+        super().__init__(why)
+        self.held = held
+
+
+class Alarm:
+    """A thread that hangs up when the launcher has lost a rank: a wait for it, of any kind, ends with an error.
+
+    Args:
+        pages: of the launcher.
+
+    Attributes:
+        call: the one that this process has followed last.
+        held: what it had in memory when it lost another rank, until it is asked for.
+    """
+
+    current: ClassVar[Alarm | None] = None
+
+    def __init__(self, pages: Pages) -> None:
+        self._pages, self.call = pages, Call()
+        self.held: HeldTensors | None = None
+        self._unwinds_s: float | None = None  # since when
+        self._over = False
+        threading.Thread(target=self._watch, name="codescent alarm", daemon=True).start()
+        Alarm.current = self
+        follow_calls(lambda: self.asks)
+
+    def follow(self, least: int) -> Call:
+        """Wait until the launcher gives this process a place, in a call of at least this number. Returns the call."""
+        self._unwinds_s = None
+        while (call := self._pages.call).number < least or (call.number and os.getpid() not in call.places):
+            self.call = call
+            time.sleep(LOOK_EVERY_S)
+        self.call = call
+        return call
+
+    def close(self) -> None:
+        """End the thread."""
+        self._over, Alarm.current = True, None
+        follow_calls(None)
+
+    @property
+    def rings(self) -> bool:
+        """Whether ranks were lost since the last call that this process has followed."""
+        return (call := self._pages.call).number > self.call.number and call.is_urgent
+
+    @property
+    def asks(self) -> bool:
+        """Whether the launcher wants other ranks to take part from the end of this step on."""
+        return self._pages.call.number > self.call.number
+
+    def _watch(self) -> None:
+        while not self._over:
+            time.sleep(LOOK_EVERY_S)
+            if self._unwinds_s is None and self.rings:
+                self._unwinds_s = time.monotonic()
+                hang_up()
+            elif self._unwinds_s is not None and time.monotonic() - self._unwinds_s > UNWIND_S:
+                os.write(2, f"codescent: {UNWIND_S:g} s after a loss this rank still has its run; it ends\n".encode())
+                faulthandler.dump_traceback(2)
+                os._exit(RunFailed.exit_code)
+
+
+def is_called() -> bool:
+    """Whether the launcher wants other ranks to take part from the end of this step on."""
+    return Alarm.current is not None and Alarm.current.asks
+
+
+def outlives(error: BaseException | None) -> bool:
+    """Whether this process goes on after an error: it comes from the loss of another rank, which comes again."""
+    alarm = Alarm.current
+    if alarm is None or not isinstance(error, Exception) or is_failing():
+        return False
+    return isinstance(error, Regroup | CalledAnew) or is_lost_peer(error) or alarm.rings
+
+
+def hang_up() -> None:
+    """Shut all connections of this process to addresses of this machine and of other ranks, in both directions.
+
+    Whoever waits on one of them, here or there, gets an error. So a loss reaches every rank at once: gloo alone tells
+    only the neighbours of the dead, and `ProcessGroup.abort` ends no wait of gloo. Sockets that listen stay: gloo ends
+    the process if one of its own fails.
+    """
+    descriptors = Path("/proc/self/fd")
+    for entry in [*(descriptors if descriptors.is_dir() else Path("/dev/fd")).iterdir()]:
+        # An error: it is closed meanwhile, is no socket, or is not connected.
+        with suppress(OSError), socket.socket(fileno=os.dup(int(entry.name))) as peer:
+            if peer.family in (socket.AF_INET, socket.AF_INET6) and peer.type == socket.SOCK_STREAM:
+                peer.getpeername()
+                peer.shutdown(socket.SHUT_RDWR)

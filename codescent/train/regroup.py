@@ -1,0 +1,95 @@
+"""In: a config, this process's rank. Out: the outcome of its run. After the loss of a rank this process goes on.
+Does not start a rank again (launch/local.py does) and does not take steps (loop.py does)."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from traceback import clear_frames
+from typing import TYPE_CHECKING
+
+from codescent.base import cause
+from codescent.base.call import SURVIVES, Call
+from codescent.base.ending import ends_soon
+from codescent.base.messages import detail
+from codescent.base.output import warn
+from codescent.base.parent import end_with_parent
+from codescent.base.progress import OwnPage, Pages
+from codescent.base.rank import Rank
+from codescent.config.load import with_values
+from codescent.config.sections import Config
+from codescent.preflight import is_begun
+from codescent.train.hang_up import Alarm, Regroup, outlives
+from codescent.train.outcome import GOES_ON, Outcome
+
+if TYPE_CHECKING:
+    from codescent.train.generation import Generation
+
+
+def train_on(config: Config, this_rank: Rank, *, resume: bool, notes: Sequence[str] = ()) -> Outcome:
+    """`loop.train`. After the loss of a rank it is called again in this process, which has imported torch already.
+
+    Arguments and errors are those of `loop.train`.
+    """
+    from codescent.train.loop import train  # noqa: PLC0415 - it imports `ends_or_regroups`, and torch
+
+    least, _, page = os.environ.get(SURVIVES, "").partition(" ")
+    pages = Pages.of(os.environ)
+    if not least or pages is None:
+        return train(config, this_rank, resume=resume, notes=notes)
+    alarm, wanted = Alarm(pages), config
+    number = int(least)
+    if number:
+        _wait_for_a_place(pages, int(page))
+    try:
+        while True:
+            call = alarm.follow(number)
+            if call.number:
+                this_rank, config, resume = _placed(this_rank, call), with_values(wanted, call.values), is_begun(config)
+            try:
+                outcome = train(config, this_rank, resume=resume, notes=notes)
+                if outcome.exit_code != GOES_ON:
+                    return outcome
+            except Exception as error:
+                if not outlives(error):
+                    raise
+                clear_frames(error.__traceback__)
+                alarm.held = error.held if isinstance(error, Regroup) else None
+                detail(f"{this_rank.here()}: {error}")
+                warn(f"codescent: {this_rank.here()}: lost another rank, and meets the others anew")
+            gc.collect()  # the trainer of before has gone before another one is made
+            cause.forget()
+            this_rank, resume, notes = replace(this_rank, store_fd=None), is_begun(config), ()
+    finally:
+        alarm.close()
+
+
+def _wait_for_a_place(pages: Pages, page: int) -> None:
+    """This process has imported what a rank needs: from now on it can take a place. It ends with its parent."""
+    end_with_parent("a process that waits for a place")
+    OwnPage(pages, page).beat()
+
+
+def _placed(this_rank: Rank, call: Call) -> Rank:
+    """This process as a rank of a call."""
+    rank, ranks = call.places[os.getpid()], len(call.places)
+    return replace(this_rank, rank=rank, local_rank=rank, world_size=ranks, local_world_size=ranks, store_fd=None)
+
+
+@contextmanager
+def ends_or_regroups(generation: Generation) -> Iterator[None]:
+    """`ends_soon`, if this process does not outlive the error; else the block raises Regroup."""
+    lost = None
+    with ends_soon(generation.run.world.this_rank.world_size):
+        try:
+            yield
+        except Exception as error:
+            if not outlives(error):
+                raise
+            lost = error
+    if lost is not None:
+        clear_frames(lost.__traceback__)  # they hold tensors, and messages that are under way
+        raise Regroup(str(lost).partition("\n")[0], generation.held())

@@ -1,0 +1,161 @@
+"""In: a config, a script of faults. Out: the losses of a run that loses ranks, compared with the run left alone.
+Does not make the faults (launch/inject.py does) and does not decide how a run goes on (its config does)."""
+
+from __future__ import annotations
+
+import dataclasses
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from codescent.base.console import new_console
+from codescent.base.counted import counted
+from codescent.base.errors import UserError
+from codescent.base.json_text import json_text
+from codescent.config.load import load
+from codescent.config.sections import Config
+from codescent.launch.fault_script import Fault, FaultKind, parse_faults
+from codescent.launch.inject import Hit, Injection, LocalRanks
+from codescent.plan import Plan
+from codescent.planner.prediction import has_common_step
+from codescent.preflight import plan_of
+from codescent.record import RunFolder
+from codescent.results import train_run
+from codescent.strategies import active
+from codescent.verbs.finding import finding_of
+from codescent.verbs.proof import TOLERANCE, folder_of_proof, refuse_without_effect, words_of_proof
+from codescent.verbs.prove_table import proved_json, show
+
+STOPPED_S = 3.0
+"""Seconds for which others wait for a stopped rank, if the config does not say it (parallel.stopped_s)."""
+SAVES = 4
+"""Checkpoints in the steps of a proof, at least."""
+USED = {"config", "overrides", "faults", "steps", "precision", "json"}
+ALONE = "the run left alone"
+
+
+def main(arguments: Namespace) -> int:
+    """Train twice, with and without the faults, and print the comparison. Returns 0 if the losses are the same, else 1.
+
+    Raises:
+        UserError: all problems of the script and of the config; or the run left alone fails.
+    """
+    refuse_without_effect(arguments, f'--faults "{arguments.faults}"', USED)
+    given = load(arguments.config, arguments.overrides).config
+    faults = parse_faults(arguments.faults, given.parallel.ranks, arguments.steps)
+    words = [*arguments.overrides, *_words(given, faults, arguments.steps, arguments.precision)]
+    config = load(arguments.config, words).config
+    plan = _checked(config, faults)
+    console, name = new_console(stderr=arguments.json), "; ".join(map(str, faults))
+    with folder_of_proof() as folder:
+        proof = _Proof(arguments.config, words, config, folder)
+        with console.status(ALONE) as status:
+            expected = proof.run("alone", ())
+            if isinstance(expected, str):
+                raise UserError(f"{ALONE}: {expected}")
+            status.update(name)
+            found = proof.run("faults", faults)
+    result = finding_of(name, config.parallel.ranks, found, expected)
+    result = dataclasses.replace(result, is_exact=_repeats(plan))
+    tolerance = TOLERANCE[arguments.precision]
+    said = [result], arguments.steps, arguments.precision, tolerance
+    if arguments.json:
+        print(json_text({**proved_json(*said), "faults": [_as_json(hit) for hit in proof.hits]}))
+    else:
+        show(console, *said, what="faults", reference=ALONE)
+        for hit in proof.hits:
+            console.print(str(hit), markup=False)
+        if not result.failed:
+            steps = counted(arguments.steps, "step")
+            console.print(f"each of {steps} is there once, and a step's number decides its samples")
+    return 0 if result.verdict(tolerance) in ("same", "drift") else 1
+
+
+def _words(given: Config, faults: Sequence[Fault], steps: int, precision: str) -> Iterator[str]:
+    """What of the config is changed: a short run, which saves often enough."""
+    yield f"train.num_steps={steps}"
+    yield from words_of_proof(given, steps, precision)
+    yield "log.metrics_every=1"
+    if given.checkpoint.every:
+        yield f"checkpoint.every={min(given.checkpoint.every, max(1, steps // SAVES))}"
+    if given.parallel.stopped_s is None and any(fault.kind is FaultKind.STOP for fault in faults):
+        yield f"parallel.stopped_s={STOPPED_S:g}"
+
+
+def _checked(config: Config, faults: Sequence[Fault]) -> Plan:
+    """The plan of a run that goes on after these faults. Raises UserError: all reasons why there is none."""
+    problems = [f"--faults: {problem}" for problem in _without_policy(config, faults)]
+    try:
+        plan = plan_of(config, config.parallel.ranks)
+    except UserError as error:
+        raise UserError(*problems, *error.problems) from error
+    if problems:
+        raise UserError(*problems)
+    return plan
+
+
+def _without_policy(config: Config, faults: Sequence[Fault]) -> Iterator[str]:
+    """Why the run would end at a fault: then there is nothing to compare."""
+    ranks = config.parallel.ranks
+    if ranks == 1:
+        yield "parallel.ranks = 1: nobody is left when this rank is lost; give at least 2"
+    elif not config.parallel.restarts:
+        yield (
+            "a run ends when it loses a rank; only a worker of an asynchronous server is started again: set "
+            "parallel.restarts (codescent docs parameter_server)"
+        )
+    for fault in faults:
+        if fault.kind is FaultKind.JOIN:
+            yield f"'{fault}': a rank that is started again joins by itself, and no other one can; leave it out"
+
+
+def _repeats(plan: Plan) -> bool:
+    """Whether a run has the same losses each time. Where ranks take other steps than others, only exact methods do."""
+    return has_common_step(plan) or all(strategy.exact(plan) for strategy in active(plan))
+
+
+class _Proof:
+    """Two runs of one config. `hits`: the faults that were made."""
+
+    def __init__(self, config: str, words: Sequence[str], checked: Config, folder: Path) -> None:
+        self.config, self.words, self.folder, self.checked = config, words, folder, checked
+        self.hits: list[Hit] = []
+
+    def run(self, name: str, faults: Sequence[Fault]) -> list[dict[str, float]] | str:
+        """The metrics of a run with these faults, or why there is nothing to compare."""
+        path, ranks = self.folder / name, self.checked.parallel.ranks
+        injections: list[Injection] = []
+
+        def beside(process: int) -> Injection:
+            injections.append(Injection(faults, LocalRanks(process, ranks)))
+            return injections[-1]
+
+        ended = train_run(self.config, [*self.words, f"run.folder={path}"], beside=beside)
+        self.hits = [hit for injection in injections for hit in injection.hits]
+        if ended.why:
+            return ended.why
+        if missed := faults[len(self.hits) :]:
+            return f"'{missed[0]}': was not made: rank {missed[0].rank} was not there, or had taken all its steps"
+        rows = [dict(row) for row in RunFolder.open(path).read_metrics()]
+        return _not_once(rows, self.checked.train.num_steps) or rows
+
+
+def _not_once(rows: Sequence[Mapping[str, Any]], steps: int) -> str:
+    """A sentence if a step is missing, or is there more often than once; else ""."""
+    times = Counter(int(row["step"]) for row in rows)
+    if wrong := [step for step in range(1, steps + 1) if times[step] != 1]:
+        return f"step {wrong[0]} is there {times[wrong[0]]} times; each step must be there once"
+    return ""
+
+
+def _as_json(hit: Hit) -> dict[str, Any]:
+    fault = hit.fault
+    return {
+        "kind": fault.kind.value,
+        "rank": fault.rank,
+        "step": fault.step,
+        "made_in_step": hit.step,
+        "instruction": hit.instruction,
+    }

@@ -1,0 +1,208 @@
+"""In: runs with survive.on_loss, whose ranks are killed or stopped. Out: they go on, with the losses of a run alone.
+Who takes which rank is tested in test_survival.py, without processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from runs import codescent, environment, losses, make_project, start
+
+from codescent.base.call import SURVIVES
+from codescent.record import RunFolder
+
+pytestmark = pytest.mark.timeout(240)
+
+WORDS = ["run.toml", "train.num_steps=60", "checkpoint.every=5", "train.global_batch_size=12", "log.every=1",
+         "train.eval_every=20", "model.hidden_dim=32"]  # fmt: skip
+SLOW_STEPS = """
+import time
+from pathlib import Path
+
+def slow(kind, data):
+    if kind == "metrics" and not Path("fast").exists():
+        time.sleep(0.05)
+"""
+
+
+class Started:
+    """A run with survive.on_loss, whose steps are slow enough to hit one of them."""
+
+    def __init__(self, folder: Path, ranks: int, *words: str) -> None:
+        make_project(folder)
+        (folder / "own_logger.py").write_text(SLOW_STEPS)
+        self.place, self.folder = folder, folder / "runs" / "a"
+        survive = ["run.name=a", f"parallel.ranks={ranks}", "log.to=own_logger:slow", "survive.on_loss=restart"]
+        self.process = start(folder, "train", *WORDS, *survive, *words)
+
+    def rows(self) -> int:
+        """The rows of metrics so far."""
+        file = self.folder / "metrics.jsonl"
+        return file.read_bytes().count(b"\n") if file.exists() else 0
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until something holds, while the run goes on."""
+        while not holds():
+            assert self.process.poll() is None, self.end()
+            time.sleep(0.01)
+
+    def children(self) -> list[int]:
+        """The processes that the launcher has started, and that live."""
+        found = subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=False)
+        return [*map(int, found.stdout.split())]
+
+    def pid_of(self, rank: int) -> int:
+        """The process that was started first as this rank."""
+        for pid in self.children():
+            variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
+            if {f"RANK={rank}", f"{SURVIVES}=0"} <= {*variables}:
+                return pid
+        raise AssertionError(f"no process of rank {rank}")
+
+    def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
+        """Send a signal to a rank."""
+        os.kill(self.pid_of(rank), number)
+
+    def end(self) -> tuple[int, str]:
+        """The exit code, and all that was printed."""
+        (self.place / "fast").touch()
+        out, err = self.process.communicate(timeout=120)
+        return self.process.returncode, out + err
+
+    def is_like_a_run_alone(self) -> None:
+        """The run has ended well, with the losses of one that nobody disturbed."""
+        code, said = self.end()
+        assert code == 0, said
+        alone = codescent(self.place, "train", *WORDS, "run.name=alone", "parallel.ranks=1")
+        assert alone.returncode == 0, alone.stderr
+        expected = losses(RunFolder.open(self.place / "runs" / "alone"))
+        assert losses(RunFolder.open(self.folder)) == pytest.approx(expected, rel=1e-5), said
+
+    def events(self, kind: str) -> list[dict[str, object]]:
+        """The events of a kind."""
+        return [dict(event) for event in RunFolder.open(self.folder).read_events() if event["kind"] == kind]
+
+
+def test_f2_a_killed_rank_is_started_again(tmp_path: Path) -> None:
+    """Fault: the run ends; the rank that lives dies, too; it goes on from other weights, or repeats samples."""
+    run = Started(tmp_path, 2)
+    run.until(lambda: run.rows() > 12)
+    lives, dies = run.pid_of(0), run.pid_of(1)
+    os.kill(dies, signal.SIGKILL)
+    run.until(lambda: bool(run.events("resume")))
+    assert Path(f"/proc/{lives}").exists(), "its process stays"
+    run.is_like_a_run_alone()
+    (crash,) = run.events("crash")
+    assert (crash["rank"], crash["process"]) == (1, dies)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [("parallel.dp_shard=3",), ("parallel.pp=3",), ("parallel.dp_replicate=3",)])
+def test_f2_any_rank_of_any_layout(tmp_path: Path, layout: tuple[str, ...]) -> None:
+    """Fault: rank 0 is special (it serves the store and writes the folder), or a layout waits for messages for ever."""
+    run = Started(tmp_path, 3, "model.num_layers=3", *layout)
+    for rank in range(3):
+        before = len(run.events("resume")) if rank else 0
+        run.until(lambda rank=rank: run.rows() > 8 * (rank + 1))  # type: ignore[misc]
+        run.kill(rank)
+        run.until(lambda before=before: len(run.events("resume")) > before)  # type: ignore[misc]
+        run.until(lambda rank=rank: run.rows() > 8 * (rank + 1))  # type: ignore[misc]
+    code, said = run.end()
+    assert code == 0, said
+    alone = codescent(tmp_path, "train", *WORDS, "run.name=alone", "model.num_layers=3")
+    assert alone.returncode == 0
+    expected = losses(RunFolder.open(tmp_path / "runs" / "alone"))
+    assert losses(RunFolder.open(run.folder)) == pytest.approx(expected, rel=1e-4), said
+    assert len(run.events("crash")) == 3
+
+
+@pytest.mark.slow
+def test_a_spare_takes_the_place(tmp_path: Path) -> None:
+    """Fault: a spare waits for ever, or stays as an orphan when the run ends."""
+    run = Started(tmp_path, 2, "survive.spares=1")
+    run.until(lambda: run.rows() > 12)
+    children = run.children()
+    assert len(children) == 3
+    run.kill(0)
+    run.is_like_a_run_alone()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+
+
+@pytest.mark.slow
+def test_two_losses_within_one_recovery(tmp_path: Path) -> None:
+    """Fault: a rank that dies while the others meet leaves them at the meeting until parallel.meet_s."""
+    run = Started(tmp_path, 3, "survive.max_restarts=5")
+    run.until(lambda: run.rows() > 12)
+    run.kill(2)
+    time.sleep(0.5)
+    run.kill(1)
+    run.is_like_a_run_alone()
+
+
+@pytest.mark.slow
+def test_a_loss_before_the_first_step(tmp_path: Path) -> None:
+    """Fault: a rank that dies while the run begins leaves a folder that the next start refuses."""
+    run = Started(tmp_path, 2)
+    run.until(lambda: (run.folder / "environment.json").exists())
+    run.kill(1)
+    run.is_like_a_run_alone()
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_at_every_start(tmp_path: Path) -> None:
+    """Fault: a rank that dies in the same place each time is started again until somebody looks."""
+    run = Started(tmp_path, 2, "survive.max_restarts=50")
+    run.until(lambda: run.rows() > 2)
+    first = run.pid_of(0)
+    while run.process.poll() is None:
+        for pid in run.children():
+            if pid != first:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        time.sleep(0.2)
+    found, said = run.end()
+    assert found == 128 + signal.SIGKILL, said
+    assert "2 starts in a row lost ranks before they had done a step" in said
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_is_replaced(tmp_path: Path) -> None:
+    """Fault: a rank that SIGSTOP has stopped is ended (parallel.stopped_s), and the run with it."""
+    run = Started(tmp_path, 2, "parallel.stopped_s=2")
+    run.until(lambda: run.rows() > 12)
+    run.kill(1, signal.SIGSTOP)
+    run.is_like_a_run_alone()
+
+
+@pytest.mark.slow
+def test_too_many_losses_end_the_run(tmp_path: Path) -> None:
+    """Fault: max_restarts is not obeyed, or the end names no step."""
+    run = Started(tmp_path, 2, "survive.max_restarts=1")
+    run.until(lambda: run.rows() > 8)
+    run.kill(1)
+    run.until(lambda: bool(run.events("resume")))
+    run.until(lambda: run.rows() > 20)
+    run.kill(0)
+    code, said = run.end()
+    assert code == 128 + signal.SIGKILL, said
+    assert "the run ends: 1 loss of ranks came before within 3600 s (survive.max_restarts); step" in said
+
+
+@pytest.mark.slow
+def test_other_launchers_are_refused(tmp_path: Path) -> None:
+    """Fault: under torchrun the key is without effect, in silence."""
+    make_project(tmp_path)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "codescent", "train"]
+    words = [*torchrun, *WORDS, "survive.on_loss=restart"]
+    done = subprocess.run(
+        words, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode != 0
+    assert 'error: survive.on_loss = "restart": only `codescent train --ranks` starts ranks' in done.stderr
