@@ -252,6 +252,23 @@ def test_memory_gives_the_bits_that_a_checkpoint_gives(
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("source", ["memory", pytest.param("disk", marks=pytest.mark.slow)])
+def test_a_loss_while_a_new_trainer_is_filled(forker: Forker, project: Path, source: str) -> None:
+    """Fault: the new trainer is taken for the step that it was to load, with its initial values."""
+    words = [*WORDS, f"run.name=filled-{source}"]
+    options = {
+        "words": [*words, "parallel.dp_shard=2", f"train.num_steps={HALF}"],
+        "then": [*words, "parallel.tp=2", f"train.num_steps={STEPS}"],
+    }
+    found = forker.call("held_ranks:interrupted_load", project, 2, source=source, **options)
+    for one in found:
+        if source == "memory":
+            assert (one["held"][0], one["memory"], one["differ"]) == (HALF, HALF, [])
+        else:
+            assert one["held"] is one["memory"] is None
+
+
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("pair", "before", "lost", "after", "gone"),
     [GONE[0], *(pytest.param(*pair, marks=pytest.mark.slow) for pair in GONE[1:])],
