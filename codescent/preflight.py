@@ -67,10 +67,14 @@ class Checked(NamedTuple):
         plan: of the run.
         chosen: the keys of a layout that was chosen, as words of a command line. A rank that is given them has no other
             choice, so it does not search. It still says and records the layout, as under every launcher.
+        config: with the layout that was chosen.
+        vocab_size: of the data.
     """
 
     plan: Plan
     chosen: list[str]
+    config: Config
+    vocab_size: int | None
 
 
 def laid_out(config: Config, world_size: int, *, without_data: bool = False) -> tuple[Config, str]:
@@ -313,7 +317,7 @@ def check(config: Config, world_size: int, *, resume: bool, creates_folder: bool
     if folder is not None:
         check_same_trajectory(folder, plan, dataset, config.train.num_steps)
         check_same_files(request, folder, dataset)
-    return Checked(plan, Change(chosen.keys).words())
+    return Checked(plan, Change(chosen.keys).words(), config, dataset.vocab_size)
 
 
 def request_with_kept(request: tasks.TaskRequest, folder: RunFolder) -> tasks.TaskRequest:

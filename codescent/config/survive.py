@@ -26,10 +26,10 @@ class Survive(Section):
         ge=1,
         le=3600,
     )
-    on_loss: Literal["stop", "restart"] = key(
+    on_loss: Literal["stop", "restart", "shrink"] = key(
         "stop",
-        "what a run does if a rank dies: stop; or restart: the rank is started again, the others stay, and all go on "
-        "from the newest checkpoint",
+        "what a run does if a rank dies: stop; restart: the others wait until it is started again; or shrink: they go "
+        "on with fewer ranks until then",
     )
     max_restarts: int = key(
         3, "the run ends at one more loss of ranks within survive.restart_window_s", ge=1, le=1000, only=RESTARTS

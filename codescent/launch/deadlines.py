@@ -62,7 +62,9 @@ class Deadlines:
             return math.inf
         if page.section:
             return self._bounded(self._sections.get(page.section, ()), FIRST_S)
-        return self._bounded(self._steps, FIRST_S if page.position else START_S)
+        if not page.position:  # it begins, perhaps anew: steps of before say nothing of it
+            return self._bounded((), START_S)
+        return self._bounded(self._steps, FIRST_S)
 
     def _bounded(self, seen: Iterable[float], unseen_s: float) -> float:
         values = list(seen)

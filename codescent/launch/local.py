@@ -33,12 +33,12 @@ from codescent.launch.hang_record import HangRecord
 from codescent.launch.logs import tail
 from codescent.launch.memory_kills import evidence, is_suspected, memory_kills
 from codescent.launch.other_hosts import OtherHosts
+from codescent.launch.places import Places, Survive
 from codescent.launch.rank_output import RankOutput
 from codescent.launch.roles import Roles, die_with_parent, ended_by
 from codescent.launch.signals import SignalQueue
 from codescent.launch.stacks import Stacks
 from codescent.launch.supervisor import Stopped, Supervisor, host, where_of
-from codescent.launch.places import Places, Survive
 from codescent.transport.sockets import listen_at
 
 LOOK_EVERY_S = 1.0

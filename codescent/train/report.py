@@ -336,6 +336,11 @@ class Report:
         living = zip(self.run.world.living, received, strict=True)
         asked = sorted(((rank, one) for rank, one in living if one), key=lambda pair: pair[1]["signal"] == CALLED)
         rank, first = next(iter(asked), (None, LAST_WISH))
+        if first["signal"] == CALLED:
+            self._event("regroup", step=step)
+            self.display.last()
+            self.display.say(f"step {step} is saved: other ranks take part from now on")
+            return GOES_ON
         self._event("stop", step=step, rank=rank, **first)
         by = first["signal"] if rank is not None else "the wish of a rank that has died since"
         by += in_words(os.environ) if by == TIME_LIMIT else ""
@@ -343,9 +348,6 @@ class Report:
             by += f" to rank {rank} (process {first['process']} on {first['host']})"
         where = self.run.checkpoints.folder
         self.display.last()
-        if first["signal"] == CALLED:
-            self.display.say(f"step {step} is saved in {where}: other ranks take part from now on")
-            return GOES_ON
         self.display.say(f"stopped at step {step} by {by}; saved in {where}; {how_to_continue(self.run)}")
         exit_code: int = first["exit_code"]
         return exit_code

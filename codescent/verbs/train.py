@@ -34,10 +34,8 @@ from codescent.config.toml_file import loads
 from codescent.launch.allocator import needs_restart, tuned_environment, with_expandable_segments
 from codescent.launch.environment import read
 from codescent.launch.local import run_ranks
-from codescent.launch.losses import Losses
 from codescent.launch.roles import Roles
 from codescent.launch.supervisor import Stopped
-from codescent.launch.places import Survive
 from codescent.models import generates
 from codescent.plan import Plan
 from codescent.plan.activations import CPU, CUDA
@@ -49,6 +47,7 @@ from codescent.train import loggers
 from codescent.train.starts import counted_if_stopped
 from codescent.train.trackers import find_packages
 from codescent.verbs.resume import config_of
+from codescent.verbs.survive import notes_of, survive_of
 
 APART_OFF = {"parallel.average_every": "0", "parallel.gossip": "none", "parallel.servers": "0"}
 """Keys with which ranks do not know each step's loss, and the values with which they do."""
@@ -216,6 +215,8 @@ def _start_ranks(arguments: Namespace, config: Config, env: dict[str, str], *, r
     with counted_if_stopped(None if finds or resume else run_folder(config)):
         with may_end():
             checked = check(config, ranks, resume=resume, creates_folder=not finds)
+            survive = None if finds else survive_of(checked)
+            warn(*notes_of(checked))
         raise_if_signalled()
     command = [sys.executable, "-P", "-m", "codescent", "train", arguments.config, *arguments.overrides]
     command += words_of(config)  # with their commits: no rank asks the hub again
@@ -228,7 +229,7 @@ def _start_ranks(arguments: Namespace, config: Config, env: dict[str, str], *, r
     code = start(
         of_memory=partial(_of_memory, config),
         roles=_roles(checked.plan, config),
-        survive=_survive(checked.plan, config),
+        survive=survive,
     )
     _record_lost(run_folder(config), None)
     return code
@@ -240,15 +241,6 @@ def _roles(plan: Plan, config: Config) -> Roles:
     spare = frozenset(range(1, plan.mesh.world_size) if plan.layout.can_lose_workers else ())
     resume = resume_command(run_folder(config)) if plan.layout.served else ""
     return Roles(names, spare, resume, config.parallel.restarts)
-
-
-def _survive(plan: Plan, config: Config) -> Survive | None:
-    """What the run does about ranks that die; None: it ends, or goes on without them (`_roles`)."""
-    survive = config.survive
-    if survive.on_loss == "stop":
-        return None
-    losses = Losses(survive.max_restarts, survive.restart_window_s, plan.work.global_batch_size)
-    return Survive(losses, survive.spares)
 
 
 def _of_memory(config: Config, rank: int) -> list[str]:
