@@ -19,14 +19,15 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from codescent.base.errors import UserError
 from codescent.base.rank import Rank
-from codescent.checkpoint import reshard
+from codescent.checkpoint import checkpoints, reshard
 from codescent.checkpoint.box import Box
-from codescent.checkpoint.checkpoints import Saved
+from codescent.checkpoint.checkpoints import Checkpoints, Saved
 from codescent.checkpoint.held import HeldTensors, MemoryCheckpoint, find, whole_tensors
 from codescent.checkpoint.manifest import StoredTensor
 from codescent.config.load import load
 from codescent.train import open as opening
 from codescent.train.generation import Generation
+from codescent.train.hang_up import Alarm, Regroup
 from codescent.train.loop import train
 from codescent.train.open import OpenRun
 from codescent.train.trainer import Trainer
@@ -228,10 +229,10 @@ def second_run(place: Place, living: list[int], words: list[str], held: HeldTens
     answer: dict[str, Any] = {"reasons": []}
     of_disk, load_ = opening.newest, OpenRun.load
 
-    def newest(checkpoints: Any, *arguments: Any, **more: Any) -> Saved | None:
+    def newest(of_run: Checkpoints, *arguments: Any, **more: Any) -> Saved | None:
         answer["memory"] = None
-        saved.append(of_disk(checkpoints, *arguments, **more))
-        found = find(held, checkpoints.folder, answer["reasons"].append)
+        saved.append(of_disk(of_run, *arguments, **more))
+        found = find(held, of_run.folder, answer["reasons"].append)
         return saved[0] if found is None else found
 
     saved: list[Saved | None] = []
@@ -255,6 +256,51 @@ def second_run(place: Place, living: list[int], words: list[str], held: HeldTens
     with patch.object(opening, "newest", newest), patch.object(OpenRun, "load", loaded):
         take(place, "second", living.index(place.rank), len(living), words, resume=True)
     return answer
+
+
+class Rung:
+    """An alarm that rings: each error is that of a lost rank. `held`: what this rank had then."""
+
+    rings, asks = True, False
+
+    def __init__(self, held: HeldTensors | None) -> None:
+        self.held = held
+
+
+def interrupted_load(place: Place, words: list[str], then: list[str], source: str) -> dict[str, Any]:
+    """A run goes on from memory or from the disk, and loses a rank while it loads. What is held then, and of what use.
+
+    Args:
+        place: of this rank. Who is lost is played: both ranks live.
+        words, then: of the config, before and after.
+        source: "memory" or "disk".
+    """
+    held = first_run(place, place.ranks, words)
+    breaks = patch.object(reshard, "_send_and_receive", broken(reshard._send_and_receive, 2))
+    if source == "disk":
+        breaks = patch.object(checkpoints, "read_into", broken(checkpoints.read_into, 1))
+    reshard.PIECE_BYTES = 4096
+    with patch.object(Alarm, "current", Rung(held if source == "memory" else None)), breaks:
+        try:
+            take(place, "broken", place.rank, place.ranks, then, resume=True)
+        except Regroup as error:
+            found = error.held
+    answer = {"held": None if found is None else [found.step, len(found.tensors)]}
+    return answer | second_run(place, [*range(place.ranks)], then, found)
+
+
+def broken(whole: Callable[..., Any], call: int) -> Callable[..., Any]:
+    """The same function; in one of its calls a rank is lost when it has done its work."""
+    calls = [0]
+
+    def act(*arguments: Any) -> Any:
+        calls[0] += 1
+        result = whole(*arguments)
+        if calls[0] == call:
+            raise RuntimeError("a rank is lost")
+        return result
+
+    return act
 
 
 def take(place: Place, name: str, number: int, ranks: int, words: list[str], *, resume: bool) -> None:

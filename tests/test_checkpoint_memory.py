@@ -20,6 +20,7 @@ from codescent.checkpoint.areas import Area, cover, pieces, whole
 from codescent.checkpoint.box import Box, LazyTensor
 from codescent.checkpoint.held import HeldTensors
 from codescent.checkpoint.manifest import StoredTensor
+from codescent.checkpoint.reshard import Has, moves_for
 from codescent.coupling.coupling import Coupling
 from codescent.coupling.local_steps import LocalSteps
 from codescent.coupling.pairs import PairedReplicas
@@ -90,6 +91,24 @@ def test_parts_cover_each_element_once_and_pieces_are_small(seed: int) -> None:
     cut = list(pieces(wanted, most))
     assert all(one.numel <= most for one in cut)
     assert Counter(element for one in cut for element in elements(one)) == Counter(elements(wanted))
+
+
+def test_ranks_with_copies_share_the_sending_and_nobody_sends_what_is_there() -> None:
+    """Fault: one rank sends all while others with copies wait; a rank fetches what it has; the two ends of a message
+    expect other kinds of memory."""
+    everything = [Has(f"model.{number}", whole((100, number + 1)), "cuda") for number in range(30)]
+    half = [Has(row.name, Area((0, 0), (50, row.area.sizes[1])), "cuda") for row in everything]
+    on_host = [row._replace(device="cpu") for row in everything]
+    moves = moves_for([everything, everything, on_host, half, []], [everything] * 5, lambda _: 4)
+    assert {move.target for move in moves} == {3, 4}, "those that have less than all"
+    assert all(move.area.offsets[0] == 50 for move in moves if move.target == 3), "the half that it has not"
+    sent = Counter[int]()
+    for move in moves:
+        sent[move.source] += move.area.numel
+        assert move.via == ("cpu" if move.source == 2 else "cuda")
+    wanted = sum(row.area.numel for row in everything)
+    assert sum(sent.values()) == wanted * 3 / 2
+    assert all(abs(numel - wanted / 2) < 0.1 * wanted for numel in (sent[0], sent[1], sent[2]))
 
 
 # Two copies of two halves: of the four ranks before, rank 1 is lost, and a new one is in its place.
@@ -230,6 +249,23 @@ def test_memory_gives_the_bits_that_a_checkpoint_gives(
         assert one["differ"] == []
         assert one["tensors"] > 5
         assert one["left"] == 0
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("source", ["memory", pytest.param("disk", marks=pytest.mark.slow)])
+def test_a_loss_while_a_new_trainer_is_filled(forker: Forker, project: Path, source: str) -> None:
+    """Fault: the new trainer is taken for the step that it was to load, with its initial values."""
+    words = [*WORDS, f"run.name=filled-{source}"]
+    options = {
+        "words": [*words, "parallel.dp_shard=2", f"train.num_steps={HALF}"],
+        "then": [*words, "parallel.tp=2", f"train.num_steps={STEPS}"],
+    }
+    found = forker.call("held_ranks:interrupted_load", project, 2, source=source, **options)
+    for one in found:
+        if source == "memory":
+            assert (one["held"][0], one["memory"], one["differ"]) == (HALF, HALF, [])
+        else:
+            assert one["held"] is one["memory"] is None
 
 
 @pytest.mark.timeout(120)

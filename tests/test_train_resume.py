@@ -20,7 +20,7 @@ from runs import called, losses, make_project, start, train
 from codescent.checkpoint.checkpoints import Checkpoints, read_tensors
 from codescent.huggingface.tokens import library_text
 from codescent.record import RunFolder
-from codescent.train.report import steps_between_rows
+from codescent.train.dues import steps_between_rows
 
 ENDLESS = ("train.num_steps=100000", "optimizer.decay_steps=60", "checkpoint.every=10", "model.dropout=0.1")
 LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {

@@ -92,14 +92,18 @@ def moves_for(ranks: Sequence[Sequence[Has]], wanted: Sequence[Sequence[Has]], i
         item_bytes: of a tensor.
     """
     holders: dict[str, dict[Area, dict[int, str]]] = defaultdict(lambda: defaultdict(dict))
+    own: dict[tuple[str, int], Area] = {}
     for holder, rows in enumerate(ranks):
         for name, area, device in rows:
-            holders[name][area][holder] = device
+            holders[name][area][holder], own[name, holder] = device, area
     sent_bytes, moves = [0] * len(ranks), list[Move]()
-    wishes = [(target, row) for target, rows in enumerate(wanted) for row in rows]
+    wishes = [
+        (target, row) for target, rows in enumerate(wanted) for row in rows if own.get((row.name, target)) != row.area
+    ]
     for target, (name, area, device) in sorted(wishes, key=lambda wish: -wish[1].area.numel * item_bytes(wish[1].name)):
-        areas = sorted(holders[name], key=lambda one: target not in holders[name][one])  # its own come first
-        parts = cover(area, tuple(areas))
+        first = own.get((name, target))
+        areas = (*([] if first is None else [first]), *holders[name])
+        parts = cover(area, areas)
         assert parts is not None, f"{name}: no rank has all of it"
         for index, part in parts:
             of = holders[name][areas[index]]

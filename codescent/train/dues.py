@@ -8,6 +8,19 @@ from typing import NamedTuple
 from codescent.config.sections import Config
 from codescent.plan import Schedule
 
+ROWS = 100_000
+"""The largest number of metrics rows, about, that a run writes with log.metrics_every = auto."""
+
+
+def steps_between_rows(num_steps: int) -> int:
+    """The value of log.metrics_every = auto: num_steps / ROWS, rounded up."""
+    return -(-num_steps // ROWS)
+
+
+def row_every(config: Config) -> int:
+    """The number of steps from one row of metrics to the next."""
+    return config.log.metrics_every or steps_between_rows(config.train.num_steps)
+
 
 class Due(NamedTuple):
     """What is due at a step.
@@ -37,6 +50,7 @@ class Dues:
         train = config.train
         self._schedule, self._num_steps = schedule, train.num_steps
         self._eval_every, self._check_every = train.eval_every, train.check_every
+        self._row_every = row_every(config)
         self._log_every, self._save_every, self._saves_last = (
             config.log.every,
             config.checkpoint.every,
@@ -52,6 +66,10 @@ class Dues:
             _since_agreed(step, self._check_every, last, before),
             (self._saves_last and step == last) or bool(self._save_every and step % self._save_every == 0),
         )
+
+    def row(self, step: int) -> bool:
+        """Whether a step has a row of metrics, whatever comes out of it."""
+        return step == self._num_steps or step % self._row_every == 0 or self.at(step, self._num_steps).validation
 
     def anything(self, step: int, last: int) -> bool:
         """Whether something acts at the step, so that its result is needed at once. Within a round nothing does."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gc
 
-from codescent.checkpoint.held import HeldTensors
+from codescent.checkpoint.held import HeldTensors, MemoryCheckpoint
 from codescent.train.assemble import assemble
 from codescent.train.holding import Holding, holding
 from codescent.train.open import OpenRun
@@ -45,7 +45,7 @@ class Generation:
         executor = self.trainer.executor
         spikes.losses = lambda: executor.portion.losses
         run.remembered = lambda: {"spikes": spikes.state()} if spikes.looks else {}
-        self._holding = holding(self.trainer, run.first_step, run.state)
+        self._holding = holding(self.trainer, run.state)
 
     def replace(self) -> None:
         """Let go of this generation, and make the next one, which goes on from `run.saved`. Collective.
@@ -60,11 +60,19 @@ class Generation:
         world = self.run.world
         world.go_on_with(world.living, self.run.plan, f"generation {self.number}")
         self._make()
+        self.load()
+
+    def load(self) -> None:
+        """Load the checkpoint, if there is one. Collective. Then this rank holds its step."""
         self.run.load(self.trainer)
+        if self._holding is not None:
+            self._holding.begin(self.run.first_step)
 
     def held(self) -> HeldTensors | None:
         """What this rank has in memory of the last step, after the loss of another one; None: nothing that suffices."""
-        holds = getattr(self, "_holding", None)
+        holds, saved = getattr(self, "_holding", None), self.run.saved
+        if holds is not None and holds.step is None and isinstance(saved, MemoryCheckpoint):  # it was being loaded
+            return saved.held
         return None if holds is None else holds.held()
 
     def close(self) -> None:

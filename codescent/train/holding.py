@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from codescent.base.agreement import from_first, rank
+from codescent.base.errors import UserError
 from codescent.base.output import progress
 from codescent.checkpoint.checkpoints import Checkpoints
 from codescent.checkpoint.held import HeldTensors, MemoryCheckpoint, find, whole_tensors
@@ -17,36 +19,50 @@ class Holding:
     """Knows of which step the tensors of a rank are. Collective to make.
 
     Args:
-        trainer: of a generation.
-        first_step: the steps that are done when it begins.
+        trainer: of a generation. Its tensors have initial values, until `begin`.
         state: the JSON data of the checkpoint of a step.
     """
 
-    def __init__(self, trainer: Trainer, first_step: int, state: Callable[[int], dict[str, Any]]) -> None:
-        self.trainer, self.step, self._state = trainer, first_step, state
+    def __init__(self, trainer: Trainer, state: Callable[[int], dict[str, Any]]) -> None:
+        self.trainer, self._state = trainer, state
+        self.step: int | None = None  # the tensors are of no step yet
         self._whole = whole_tensors(trainer.tensors())
-        trainer.executor.updated = [*trainer.executor.updated, self._stepped]
+        trainer.executor.updated = [*trainer.executor.updated, self.begin]
 
-    def _stepped(self, step: int) -> None:
+    def begin(self, step: int) -> None:
+        """From now on the tensors are those of this step: they are loaded, or updated."""
         self.step = step
 
     def held(self) -> HeldTensors | None:
-        """What this rank holds; None: an update was under way."""
-        if self.trainer.optimizer.is_updating:
+        """What this rank holds; None: its tensors are those of no step."""
+        if self.step is None or self.trainer.optimizer.is_updating:
             return None
         return HeldTensors(self.step, self._state(self.step), dict(self.trainer.tensors()), self._whole)
 
 
-def holding(trainer: Trainer, first_step: int, state: Callable[[int], dict[str, Any]]) -> Holding | None:
+def holding(trainer: Trainer, state: Callable[[int], dict[str, Any]]) -> Holding | None:
     """What the ranks of a run hold after a loss; None: the run ends by one, or its ranks hold nothing that suffices."""
-    if Alarm.current is None or trainer.coupling.why_unheld:
+    if Alarm.current is None or trainer.why_unheld:
         return None
-    return Holding(trainer, first_step, state)
+    return Holding(trainer, state)
 
 
-def in_memory(checkpoints: Checkpoints) -> MemoryCheckpoint | None:
-    """The step that the ranks hold whole together, after a loss. Collective. None: a checkpoint has to be read."""
+def in_memory(checkpoints: Checkpoints, is_written: Callable[[int], bool]) -> MemoryCheckpoint | None:
+    """The step that the ranks hold whole together, after a loss. Collective. None: a checkpoint has to be read.
+
+    `is_written`: whether the run folder has all that follows from a step. It is asked on rank 0.
+    """
     if Alarm.current is None:
         return None
     held, Alarm.current.held = Alarm.current.held, None
-    return find(held, checkpoints.folder, lambda why: progress([f"after the loss: {why}"]))
+    found = find(held, checkpoints.folder, _tell)
+    if found is None or from_first(UserError, lambda: is_written(found.step)):
+        return found
+    found.held.tensors.clear()
+    if rank() == 0:
+        _tell(f"step {found.step} is done again: its row or its checkpoint was not written")
+    return None
+
+
+def _tell(why: str) -> None:
+    progress([f"after the loss: {why}"])

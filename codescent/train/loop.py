@@ -161,7 +161,7 @@ class _Steps:
         if run.world.this_rank.late:
             return self.coupling.join()
         self.report.begin()
-        run.load(self.trainer)
+        self.generation.load()
         self.coupling.begin(run.path, run.first_step)
         self.report.start()
         self.saving.compare(run.first_step)

@@ -57,6 +57,7 @@ from codescent.train.rolled_back import ROLLBACK, ahead_of, is_of_before
 from codescent.train.same_tokens import check_same_tokens
 from codescent.train.verification import verify_again
 from codescent.train.world import World
+from codescent.train.written import is_written
 
 if TYPE_CHECKING:
     import torch
@@ -289,6 +290,9 @@ def open_run(
         rolled_back = [event for event in held.read_events() if event["kind"] == ROLLBACK]
         return [held.read_environment(), changes, ruined_step(held) if changes else None, ended_at(held), rolled_back]
 
+    def is_written_(step: int) -> bool:
+        return is_written(step, config, plan, opened[0], checkpoints)
+
     try:
         world.in_turn(open_folder_, "writer")  # not in a collective: the lease of another writer may have to end first
         held = opened[0] if opened else None
@@ -299,7 +303,7 @@ def open_run(
         known = {"dataset": dataset.description, "own_code": own_code(config)}
         chosen = choose(config, plan, world, environment) | known
         falls_back = config.checkpoint.fall_back
-        saved: Saved | None = in_memory(checkpoints) if resume else None
+        saved: Saved | None = in_memory(checkpoints, is_written_) if resume else None
         if saved is None and resume:
             saved = newest(checkpoints, world, before, held, falls_back=falls_back)
         ahead = ahead_of(rolled_back)

@@ -35,6 +35,7 @@ from codescent.train.board import Board
 from codescent.train.continuing import ended_early, how_to_continue, schedule_is_over
 from codescent.train.corpora import corpus_columns
 from codescent.train.display import Display, StepShown
+from codescent.train.dues import row_every
 from codescent.train.fault_report import FaultReport
 from codescent.train.heal import no_majority
 from codescent.train.introduction import description, drawn_weights, introduction, read_weights
@@ -51,8 +52,6 @@ from codescent.train.trackers import continue_in, trackers_of
 from codescent.train.validate import Validated
 from codescent.train.validations import Validations
 
-ROWS = 100_000
-"""The largest number of metrics rows, about, that a run writes with log.metrics_every = auto."""
 LAST_WISH: dict[str, Any] = {"signal": None, "exit_code": 143}
 """Of a rank that wished to stop and has died since: its signal is not known. The code is that of SIGTERM."""
 
@@ -73,7 +72,7 @@ class Report:
         self.spec_peak: float | None = (run.machine["spec"] or {}).get("peak_flops_per_s")  # of a device
         self.tokens, self.devices = run.plan.work.tokens, run.world.this_rank.world_size * run.plan.devices
         log, steps = run.config.log, run.config.train.num_steps
-        self.row_every = log.metrics_every or steps_between_rows(steps)
+        self.row_every = row_every(run.config)
         self.display = Display(shown=run.world.is_first, num_steps=steps, first_step=run.first_step)
         self.faults = FaultReport(run, self.display, self._event)
         self.told = run.path  # the path of the run folder that the user knows
@@ -376,11 +375,6 @@ class Report:
     def _event(self, kind: str, **fields: Any) -> None:
         if self.run.folder is not None:
             self.run.folder.event(kind, **fields)
-
-
-def steps_between_rows(num_steps: int) -> int:
-    """The value of log.metrics_every = auto: num_steps / ROWS, rounded up."""
-    return -(-num_steps // ROWS)
 
 
 def _padding(run: OpenRun) -> Padding | None:

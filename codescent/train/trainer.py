@@ -11,6 +11,7 @@ from typing import cast
 import torch
 from torch import nn
 
+from codescent.base.device_kinds import CPU
 from codescent.checkpoint.box import Box
 from codescent.coupling import Coupling
 from codescent.data.loader import Loader
@@ -33,6 +34,15 @@ class Trainer:
     def optimizer(self) -> Optimizer:
         """Of the weights that this rank updates."""
         return cast(Optimizer, self.coupling.optimizer)
+
+    @property
+    def why_unheld(self) -> str:
+        """Why this rank's tensors are of no use in memory after the loss of another one; "": they are."""
+        if self.executor.device.type != CPU:  # nobody waits for an exchange there before the update begins
+            return "an update on a device may have read sums that a lost rank did not complete"
+        if self.executor.gradients.state():
+            return "compressed sums change what they keep before the weights change"
+        return self.coupling.why_unheld
 
     def tensors(self) -> dict[str, torch.Tensor | Box]:
         """The tensors of a checkpoint, by name. Collective where replicas have different weights."""
