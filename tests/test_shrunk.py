@@ -1,5 +1,5 @@
 """In: layouts, ranks that are left. Out: the layout with which a run goes on, its batch and what is said.
-Does not train: tests/faults/ loses ranks of runs."""
+Loses no rank (tests/faults/ does): a run is resumed on the ranks that are left."""
 
 from __future__ import annotations
 
@@ -7,18 +7,26 @@ import itertools
 import math
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 
 import pytest
+from forker import Forker
 from refused import Keys, config_of
+from runs import assert_same
 
 from codescent.base.errors import UserError
 from codescent.base.nearest import divisors
+from codescent.base.refusal import Change
 from codescent.build import shrunk as module
 from codescent.build.plan import build, trajectory
 from codescent.build.shrunk import shrunk
+from codescent.config.effects import value_of
 from codescent.config.load import load
+from codescent.config.sections import Config
 from codescent.plan import AXES, Mesh, Plan
 from codescent.planner.fits import fits_cluster
+from codescent.preflight import vocabulary_of
+from codescent.record import RunFolder
 
 VOCABULARY = 11
 EIGHT: Keys = {"train.global_batch_size": 8}
@@ -226,3 +234,43 @@ def test_a_thousand_ranks_need_few_plans(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (found.ranks, found.spares) == (896, 127)
     assert found.config.parallel.model_dump(include={"pp", "dp_shard", "tp"}) == {"pp": 7, "dp_shard": 16, "tp": 8}
     assert len(built) == 1
+
+
+FP64 = ("train.precision=fp64", "train.global_batch_size=12", "train.eval_every=4", "train.check_every=1")
+COMMON = (*FP64, "model.dropout=0.1", "optimizer.decay_steps=30")
+CHAINS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
+    "replicas": ((), (4, 3, 4)),
+    "replicas, to one": ((), (4, 2, 1, 4)),
+    "shards": (("parallel.dp_shard=4",), (4, 2, 4)),
+    "hybrid": (("parallel.dp_replicate=2", "parallel.dp_shard=2"), (4, 3, 4)),
+    "tp": (("parallel.tp=2",), (4, 3, 4)),
+    "pp": (("parallel.pp=2", "train.microbatch_size=2"), (4, 3, 4)),
+    "scaled rate": (("optimizer.scale_learning_rate=linear",), (4, 3, 4)),
+}
+"""Words of a run, and its ranks in each part of it."""
+PART = 4
+
+
+def words_of(config: Config) -> list[str]:
+    """The keys that shrinking may change, as words of a command line."""
+    keys = [f"parallel.{axis}" for axis in AXES] + ["train.microbatch_size", "optimizer.scale_ranks"]
+    return Change({key: value_of(config, key) for key in keys}).words()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", CHAINS)
+def test_the_losses_are_those_of_the_run_left_alone(project: Path, forker: Forker, name: str) -> None:
+    """Fault: a plan is called the same trajectory, and a run on it has other samples, masks, rates or sums."""
+    words, ranks = CHAINS[name]
+    words = (*COMMON, *words)
+    began = load(str(project / "run.toml"), words).config
+    vocab_size = vocabulary_of(began, ranks[0])
+    folder = f"chain {name}"
+    for part, left in enumerate(ranks):
+        found = shrunk(began, vocab_size, ranks[0], left)
+        assert found.ranks == left
+        steps = f"train.num_steps={PART * (part + 1)}"
+        forker.train(project, folder, left, *words, *words_of(found.config), steps, resume=part > 0)
+    alone = forker.train(project, f"{folder}, alone", ranks[0], *words, f"train.num_steps={PART * len(ranks)}")
+    assert_same(RunFolder.open(project / "runs" / folder), alone, 1e-9)
