@@ -4,6 +4,7 @@ Loses no rank (tests/faults/ does): a run is resumed on the ranks that are left.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Mapping
 from functools import cache
@@ -27,6 +28,7 @@ from codescent.plan import AXES, Mesh, Plan
 from codescent.planner.fits import fits_cluster
 from codescent.preflight import vocabulary_of
 from codescent.record import RunFolder
+from codescent.verbs.prove import layouts_of
 
 VOCABULARY = 11
 EIGHT: Keys = {"train.global_batch_size": 8}
@@ -123,6 +125,26 @@ def test_every_layout_finds_the_largest_with_its_losses(ranks: int, batch: int) 
             assert not [one for one in no_finer if admitted(batch, one)]
             tried += 1
     assert tried > 20
+
+
+def test_options_of_a_layout_stay_or_have_no_effect() -> None:
+    """Fault: with an option such as a schedule, a smaller layout is not found, or is refused when the run goes on."""
+    tried = set[str]()
+    for case in layouts_of([4, 8]):
+        values = {f"parallel.{key}": json.loads(value) if value.isdigit() else value for key, value in case.keys}
+        values |= {key: value == "true" for key, value in values.items() if value in ("true", "false")}
+        config = config_of({"train.global_batch_size": 48, "train.microbatch_size": 3, **values})
+        try:
+            losses = trajectory(config, VOCABULARY, case.ranks)
+        except UserError:
+            continue
+        tried.add(str(case))
+        for left in range(1, case.ranks):
+            found = shrunk(config, VOCABULARY, case.ranks, left)
+            assert build(found.config, VOCABULARY, found.ranks).trajectory() == losses
+            assert found.keeps_losses
+    assert {"dp_shard=4 zero_stage=1", "tp=4 sequence_parallel=false", "pp=4 schedule=zero-bubble"} <= tried
+    assert len(tried) > 40
 
 
 def test_a_run_grows_back_to_what_the_user_asked_for() -> None:
