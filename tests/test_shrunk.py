@@ -59,6 +59,7 @@ TABLE: list[tuple[Keys, int, dict[str, int], int]] = [
     ({"parallel.pp": 4, "train.microbatch_size": 3}, 3, {"pp": 3}, 3),
     ({"parallel.pp": 2, "parallel.tp": 2, "train.microbatch_size": 2}, 3, {"dp_replicate": 3}, 2),
     ({"parallel.servers": 1}, 3, {"dp_replicate": 2}, 3),
+    ({"train.global_batch_tokens": 12 * 48}, 3, {"dp_replicate": 3}, 2),
 ]
 """Keys of a run of 4 ranks, the ranks that are left, degrees above one, samples of a micro-batch."""
 
@@ -157,15 +158,22 @@ def test_a_run_grows_back_to_what_the_user_asked_for() -> None:
         assert (found.config, found.ranks, found.spares, found.notes) == (config, 4, spares, ())
 
 
-@pytest.mark.parametrize("rule", ["linear", "sqrt"])
-def test_a_scaled_learning_rate_stays_that_of_the_batch(rule: str) -> None:
+@pytest.mark.parametrize(
+    ("keys", "counted"),
+    [
+        ({"optimizer.scale_learning_rate": "linear"}, 4),
+        ({"optimizer.scale_learning_rate": "sqrt", "train.global_batch_tokens": 12 * 48}, 4),
+        ({"optimizer.scale_learning_rate": "linear", "optimizer.scale_ranks": 6}, 6),  # it was resumed on 4 ranks
+    ],
+)
+def test_a_scaled_learning_rate_stays_that_of_the_batch(keys: Keys, counted: int) -> None:
     """Fault: fewer ranks have the same batch, and a lower learning rate."""
-    config = config_of({"optimizer.scale_learning_rate": rule})
+    config = config_of(keys)
     found = shrunk(config, VOCABULARY, 4, 3)
     plan = build(found.config, VOCABULARY, 3)
-    assert (plan.mesh.dp, plan.scale_ranks) == (3, 4)
+    assert (plan.mesh.dp, plan.scale_ranks) == (3, counted)
     assert plan.trajectory() == trajectory(config, VOCABULARY, 4)
-    assert any("learning rate stays that of 4 data-parallel ranks" in note for note in found.notes)
+    assert any(f"learning rate stays that of {counted} data-parallel ranks" in note for note in found.notes)
 
 
 OFTEN: Keys = {"train.eval_every": 4, "checkpoint.every": 4}
