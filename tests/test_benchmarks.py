@@ -45,6 +45,7 @@ SCRIPTS = (
     "lora",
     "alike",
     "async_saves",
+    "survive",
     "all_reduce",
     "reduce_scatter",
     "zero_on_slow_links",
