@@ -1,24 +1,34 @@
 """In: layouts, ranks that are left. Out: the layout with which a run goes on, its batch and what is said.
-Does not train: tests/faults/ loses ranks of runs."""
+Loses no rank (tests/faults/ does): a run is resumed on the ranks that are left."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 
 import pytest
+from forker import Forker
 from refused import Keys, config_of
+from runs import assert_same
 
 from codescent.base.errors import UserError
 from codescent.base.nearest import divisors
+from codescent.base.refusal import Change
 from codescent.build import shrunk as module
 from codescent.build.plan import build, trajectory
 from codescent.build.shrunk import shrunk
+from codescent.config.effects import value_of
 from codescent.config.load import load
+from codescent.config.sections import Config
 from codescent.plan import AXES, Mesh, Plan
 from codescent.planner.fits import fits_cluster
+from codescent.preflight import vocabulary_of
+from codescent.record import RunFolder
+from codescent.verbs.prove import layouts_of
 
 VOCABULARY = 11
 EIGHT: Keys = {"train.global_batch_size": 8}
@@ -49,6 +59,7 @@ TABLE: list[tuple[Keys, int, dict[str, int], int]] = [
     ({"parallel.pp": 4, "train.microbatch_size": 3}, 3, {"pp": 3}, 3),
     ({"parallel.pp": 2, "parallel.tp": 2, "train.microbatch_size": 2}, 3, {"dp_replicate": 3}, 2),
     ({"parallel.servers": 1}, 3, {"dp_replicate": 2}, 3),
+    ({"train.global_batch_tokens": 12 * 48}, 3, {"dp_replicate": 3}, 2),
 ]
 """Keys of a run of 4 ranks, the ranks that are left, degrees above one, samples of a micro-batch."""
 
@@ -117,6 +128,26 @@ def test_every_layout_finds_the_largest_with_its_losses(ranks: int, batch: int) 
     assert tried > 20
 
 
+def test_options_of_a_layout_stay_or_have_no_effect() -> None:
+    """Fault: with an option such as a schedule, a smaller layout is not found, or is refused when the run goes on."""
+    tried = set[str]()
+    for case in layouts_of([4, 8]):
+        values = {f"parallel.{key}": json.loads(value) if value.isdigit() else value for key, value in case.keys}
+        values |= {key: value == "true" for key, value in values.items() if value in ("true", "false")}
+        config = config_of({"train.global_batch_size": 48, "train.microbatch_size": 3, **values})
+        try:
+            losses = trajectory(config, VOCABULARY, case.ranks)
+        except UserError:
+            continue
+        tried.add(str(case))
+        for left in range(1, case.ranks):
+            found = shrunk(config, VOCABULARY, case.ranks, left)
+            assert build(found.config, VOCABULARY, found.ranks).trajectory() == losses
+            assert found.keeps_losses
+    assert {"dp_shard=4 zero_stage=1", "tp=4 sequence_parallel=false", "pp=4 schedule=zero-bubble"} <= tried
+    assert len(tried) > 40
+
+
 def test_a_run_grows_back_to_what_the_user_asked_for() -> None:
     """Fault: a run takes more ranks than it was given, or does not come back to the layout with which it began."""
     config = config_of({**HYBRID, "parallel.ranks": 4})
@@ -127,15 +158,22 @@ def test_a_run_grows_back_to_what_the_user_asked_for() -> None:
         assert (found.config, found.ranks, found.spares, found.notes) == (config, 4, spares, ())
 
 
-@pytest.mark.parametrize("rule", ["linear", "sqrt"])
-def test_a_scaled_learning_rate_stays_that_of_the_batch(rule: str) -> None:
+@pytest.mark.parametrize(
+    ("keys", "counted"),
+    [
+        ({"optimizer.scale_learning_rate": "linear"}, 4),
+        ({"optimizer.scale_learning_rate": "sqrt", "train.global_batch_tokens": 12 * 48}, 4),
+        ({"optimizer.scale_learning_rate": "linear", "optimizer.scale_ranks": 6}, 6),  # it was resumed on 4 ranks
+    ],
+)
+def test_a_scaled_learning_rate_stays_that_of_the_batch(keys: Keys, counted: int) -> None:
     """Fault: fewer ranks have the same batch, and a lower learning rate."""
-    config = config_of({"optimizer.scale_learning_rate": rule})
+    config = config_of(keys)
     found = shrunk(config, VOCABULARY, 4, 3)
     plan = build(found.config, VOCABULARY, 3)
-    assert (plan.mesh.dp, plan.scale_ranks) == (3, 4)
+    assert (plan.mesh.dp, plan.scale_ranks) == (3, counted)
     assert plan.trajectory() == trajectory(config, VOCABULARY, 4)
-    assert any("learning rate stays that of 4 data-parallel ranks" in note for note in found.notes)
+    assert any(f"learning rate stays that of {counted} data-parallel ranks" in note for note in found.notes)
 
 
 OFTEN: Keys = {"train.eval_every": 4, "checkpoint.every": 4}
@@ -226,3 +264,43 @@ def test_a_thousand_ranks_need_few_plans(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (found.ranks, found.spares) == (896, 127)
     assert found.config.parallel.model_dump(include={"pp", "dp_shard", "tp"}) == {"pp": 7, "dp_shard": 16, "tp": 8}
     assert len(built) == 1
+
+
+FP64 = ("train.precision=fp64", "train.global_batch_size=12", "train.eval_every=4", "train.check_every=1")
+COMMON = (*FP64, "model.dropout=0.1", "optimizer.decay_steps=30")
+CHAINS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
+    "replicas": ((), (4, 3, 4)),
+    "replicas, to one": ((), (4, 2, 1, 4)),
+    "shards": (("parallel.dp_shard=4",), (4, 2, 4)),
+    "hybrid": (("parallel.dp_replicate=2", "parallel.dp_shard=2"), (4, 3, 4)),
+    "tp": (("parallel.tp=2",), (4, 3, 4)),
+    "pp": (("parallel.pp=2", "train.microbatch_size=2"), (4, 3, 4)),
+    "scaled rate": (("optimizer.scale_learning_rate=linear",), (4, 3, 4)),
+}
+"""Words of a run, and its ranks in each part of it."""
+PART = 4
+
+
+def words_of(config: Config) -> list[str]:
+    """The keys that shrinking may change, as words of a command line."""
+    keys = [f"parallel.{axis}" for axis in AXES] + ["train.microbatch_size", "optimizer.scale_ranks"]
+    return Change({key: value_of(config, key) for key in keys}).words()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", CHAINS)
+def test_the_losses_are_those_of_the_run_left_alone(project: Path, forker: Forker, name: str) -> None:
+    """Fault: a plan is called the same trajectory, and a run on it has other samples, masks, rates or sums."""
+    words, ranks = CHAINS[name]
+    words = (*COMMON, *words)
+    began = load(str(project / "run.toml"), words).config
+    vocab_size = vocabulary_of(began, ranks[0])
+    folder = f"chain {name}"
+    for part, left in enumerate(ranks):
+        found = shrunk(began, vocab_size, ranks[0], left)
+        assert found.ranks == left
+        steps = f"train.num_steps={PART * (part + 1)}"
+        forker.train(project, folder, left, *words, *words_of(found.config), steps, resume=part > 0)
+    alone = forker.train(project, f"{folder}, alone", ranks[0], *words, f"train.num_steps={PART * len(ranks)}")
+    assert_same(RunFolder.open(project / "runs" / folder), alone, 1e-9)

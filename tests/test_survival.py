@@ -4,8 +4,10 @@ Does not lose a rank: tests/faults/ does."""
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from forker import Forker
 from refused import Keys, planned
 
 from codescent.base.refusal import Refusal
@@ -104,3 +106,20 @@ def test_a_comparison_without_copies_is_said() -> None:
     assert not nothing_to_compare(0, sharded)
     assert not nothing_to_compare(100, planned({}, 4))
     assert not nothing_to_compare(100, planned({}, 1))
+
+
+@pytest.mark.parametrize(
+    ("words", "is_said"),
+    [
+        (("parallel.dp_shard=2", "train.check_every=5"), True),
+        (("parallel.dp_shard=2",), False),  # the default serves all layouts
+        (("parallel.dp_replicate=2", "train.check_every=5"), False),
+    ],
+)
+def test_a_run_says_that_it_compares_nothing(
+    project: Path, forker: Forker, words: tuple[str, ...], is_said: bool
+) -> None:
+    """Fault: the sentence is known, and nobody reads it; or each sharded run says it."""
+    done = forker.run(project, 2, [*words, "train.num_steps=1", f"run.name=said-{len(words)}-{is_said}"])
+    assert done.codes == [0, 0], done.said
+    assert ("train.check_every = 5 has no effect" in done.said) == is_said

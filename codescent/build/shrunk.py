@@ -85,12 +85,10 @@ class _Search:
         with_samples, resolved, self.candidate = accepted(config, vocab_size, ranks)
         began = bare_plan(with_samples, self.candidate)
         self.mesh, self.losses, self.decides = began.mesh, began.trajectory(), began.decides
-        self.config, self.settled = config, with_samples
+        self.scale_ranks = began.scale_ranks
+        self.config, self.settled = (_at_rate_of(one, self.scale_ranks) for one in (config, with_samples))
         self.outside = ranks - self.mesh.world_size  # ranks that do not train
         self.starts_all = config.parallel.ranks == ranks
-        if config.optimizer.scale_learning_rate != "none":
-            scaled = Change({"optimizer.scale_ranks": self.mesh.dp})
-            self.config, self.settled = changed(config, scaled), changed(with_samples, scaled)
         self.rules: tuple[Rule, ...] = rules(resolved)
 
     def meshes(self, left: int) -> Iterator[Mesh]:
@@ -187,7 +185,7 @@ class _Search:
         if (rule := self.config.optimizer.scale_learning_rate) != "none":
             yield (
                 f'optimizer.scale_learning_rate = "{rule}": the batch is the same, so the learning rate stays that of '
-                f"{counted(self.mesh.dp, 'data-parallel rank')}"
+                f"{counted(self.scale_ranks, 'data-parallel rank')}"
             )
         if work.microbatch_size != was.microbatch_size:
             yield f"train.microbatch_size: {work.microbatch_size} instead of {was.microbatch_size}"
@@ -210,6 +208,14 @@ class _Search:
         if differs:
             return f"{said}: {', '.join(sorted(differs))} would have another value"
         return f"{said}: those that have them do not fit in memory"
+
+
+def _at_rate_of(config: Config, ranks: int) -> Config:
+    """The config with the learning rate that so many data-parallel ranks have."""
+    if config.optimizer.scale_learning_rate == "none":
+        return config
+    optimizer = config.optimizer.model_copy(update={"scale_ranks": ranks})
+    return config.model_copy(update={"optimizer": optimizer})
 
 
 def _degrees(ranks: int, most: int) -> Iterator[int]:

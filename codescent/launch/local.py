@@ -148,6 +148,7 @@ class _Ranks:
         self._paths: dict[int, Path] = {}  # of the log of each process
         self._port = 0
         self._restarts: Counter[int] = Counter()  # how often a rank was started again
+        self._joining: set[int] = set()  # ranks that the others let in at the end of a step
         self._ended: set[int] = set()
         self._failed: dict[int, int] = {}  # rank to return code, in order of detection
         self._named = False  # whether the first rank that failed is named
@@ -352,7 +353,7 @@ class _Ranks:
         self._name_killed()
         for rank in again:
             self._start_again(rank)
-        late = set(self._restarts) - self._ended
+        late = {*self._restarts, *self._joining} - self._ended
         if late and not self._stopping and len(late) + len(self._ended) == self._group.count:
             self._end_late(late)
 
@@ -373,7 +374,8 @@ class _Ranks:
                 places.forget(slot)
         places.became_ready(slot for slot in [*places.waiting] if self._is_ready(slot))
         if not lost:
-            if not (self._stopping or self._stop_signal is not None) and places.grows():
+            over = self._stopping or self._stop_signal is not None or self._ended
+            if not over and not any(map(self._supervisor.has_ended, self._processes)) and places.grows():
                 self._call(places, is_urgent=False)
             return
         pages = [self._supervisor.pages.read(rank) for rank in self._processes]
@@ -414,7 +416,9 @@ class _Ranks:
         before, pages = self._num_ranks, self._supervisor.pages
         for rank in range(max(before, len(places.ranks)) if is_urgent else 0):
             pages.clear(rank)
+        took_part = {*self._processes.values()}
         self._processes = {rank: self._slots[slot] for rank, slot in enumerate(places.ranks)}
+        self._joining = {rank for rank, one in self._processes.items() if not (is_urgent or one in took_part)}
         self._ended.clear()
         self._num_ranks = len(places.ranks)
         self._group = replace(self._group, count=self._num_ranks)

@@ -8,6 +8,8 @@ from typing import Any
 
 from codescent import tasks
 from codescent.base.counted import counted
+from codescent.build.survival import nothing_to_compare
+from codescent.config.contradictions import is_given
 from codescent.huggingface.folder import Folder, inert_keys
 from codescent.models.lora.declare import is_adapter
 from codescent.plan import AXES
@@ -41,6 +43,8 @@ def introduction(run: OpenRun) -> Iterator[str]:
     ):
         yield f"{label:<8}{text}"
     yield from (f"{'corpus':<8}{line}" for line in lines(run))
+    if is_given(run.config, "train.check_every") and (line := nothing_to_compare(run.config.train.check_every, plan)):
+        yield f"{'note':<8}{line}"
 
 
 def description(run: OpenRun) -> dict[str, Any]:

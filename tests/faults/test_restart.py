@@ -8,86 +8,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from runs import codescent, environment, losses, make_project, start
+from runs import codescent, environment, losses, make_project
+from surviving import WORDS, Started
 
-from codescent.base.call import SURVIVES
 from codescent.record import RunFolder
 
 pytestmark = pytest.mark.timeout(240)
-
-WORDS = ["run.toml", "train.num_steps=60", "checkpoint.every=5", "train.global_batch_size=12", "log.every=1",
-         "train.eval_every=20", "model.hidden_dim=32"]  # fmt: skip
-SLOW_STEPS = """
-import time
-from pathlib import Path
-
-def slow(kind, data):
-    if kind == "metrics" and not Path("fast").exists():
-        time.sleep(0.05)
-"""
-
-
-class Started:
-    """A run with survive.on_loss, whose steps are slow enough to hit one of them."""
-
-    def __init__(self, folder: Path, ranks: int, *words: str) -> None:
-        make_project(folder)
-        (folder / "own_logger.py").write_text(SLOW_STEPS)
-        self.place, self.folder = folder, folder / "runs" / "a"
-        survive = ["run.name=a", f"parallel.ranks={ranks}", "log.to=own_logger:slow", "survive.on_loss=restart"]
-        self.process = start(folder, "train", *WORDS, *survive, *words)
-
-    def rows(self) -> int:
-        """The rows of metrics so far."""
-        file = self.folder / "metrics.jsonl"
-        return file.read_bytes().count(b"\n") if file.exists() else 0
-
-    def until(self, holds: Callable[[], bool]) -> None:
-        """Wait until something holds, while the run goes on."""
-        while not holds():
-            assert self.process.poll() is None, self.end()
-            time.sleep(0.01)
-
-    def children(self) -> list[int]:
-        """The processes that the launcher has started, and that live."""
-        found = subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=False)
-        return [*map(int, found.stdout.split())]
-
-    def pid_of(self, rank: int) -> int:
-        """The process that was started first as this rank."""
-        for pid in self.children():
-            variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
-            if {f"RANK={rank}", f"{SURVIVES}=0"} <= {*variables}:
-                return pid
-        raise AssertionError(f"no process of rank {rank}")
-
-    def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
-        """Send a signal to a rank."""
-        os.kill(self.pid_of(rank), number)
-
-    def end(self) -> tuple[int, str]:
-        """The exit code, and all that was printed."""
-        (self.place / "fast").touch()
-        out, err = self.process.communicate(timeout=120)
-        return self.process.returncode, out + err
-
-    def is_like_a_run_alone(self) -> None:
-        """The run has ended well, with the losses of one that nobody disturbed."""
-        code, said = self.end()
-        assert code == 0, said
-        alone = codescent(self.place, "train", *WORDS, "run.name=alone", "parallel.ranks=1")
-        assert alone.returncode == 0, alone.stderr
-        expected = losses(RunFolder.open(self.place / "runs" / "alone"))
-        assert losses(RunFolder.open(self.folder)) == pytest.approx(expected, rel=1e-5), said
-
-    def events(self, kind: str) -> list[dict[str, object]]:
-        """The events of a kind."""
-        return [dict(event) for event in RunFolder.open(self.folder).read_events() if event["kind"] == kind]
 
 
 def test_f2_a_killed_rank_is_started_again(tmp_path: Path) -> None:
