@@ -1,5 +1,5 @@
 """In: the folder of a run, a step whose weights are in memory. Out: whether the run can go on from them.
-Does not lose a rank: tests/faults/test_memory.py does."""
+Does not lose a rank: tests/faults/test_from_memory.py does."""
 
 from __future__ import annotations
 

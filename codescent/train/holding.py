@@ -52,10 +52,12 @@ def in_memory(checkpoints: Checkpoints, is_written: Callable[[int], bool]) -> Me
 
     `is_written`: whether the run folder has all that follows from a step. It is asked on rank 0.
     """
-    if Alarm.current is None:
+    alarm = Alarm.current
+    if alarm is None:
         return None
-    held, Alarm.current.held = Alarm.current.held, None
+    held = alarm.held if alarm.held is not None and alarm.held.tensors else None  # else it was loaded
     found = find(held, checkpoints.folder, _tell)
+    alarm.held = None if found is None else found.held  # another loss may come before it is loaded
     if found is None or from_first(UserError, lambda: is_written(found.step)):
         return found
     found.held.tensors.clear()
