@@ -92,9 +92,10 @@ def begin_beside(folder: Path, step: int, staging: Staging, tensors: dict[str, t
 
 
 def save_beside(folder: Path, step: int) -> None:
-    """One save of the step's tensors beside the caller, which changes them at once."""
+    """One save of the step's tensors beside the caller, which changes them when they are copied."""
     tensors, go = make_tensors(step), Event()
     under_way = begin_beside(folder, step, Staging(), tensors, go)
+    under_way.wait_for_copy()
     for tensor in tensors.values():
         tensor.fill_(9)
     go.set()
@@ -112,6 +113,7 @@ def mutated(folder: Path, world_size: str) -> list[dict[str, Any]]:
         for step in (2, 3):
             tensors, go = make_tensors(step), Event()
             under_way = begin_beside(folder, step, staging, tensors, go)
+            under_way.wait_for_copy()
             for tensor in tensors.values():
                 tensor.fill_(9)
             if step == 2:

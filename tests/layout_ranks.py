@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from codescent.base.rank import Rank
 from codescent.base.stopwatch import Laps, Stopwatch
-from codescent.checkpoint import parts, storage
+from codescent.checkpoint import parts, save_beside, storage
 from codescent.checkpoint.box import Box
 from codescent.checkpoint.checkpoints import Checkpoints
 from codescent.checkpoint.manifest import CheckpointError
@@ -393,6 +393,11 @@ def slow_write(seconds: str) -> None:
     storage.write_part = slowed(storage.write_part, float(seconds))
 
 
+def slow_copy(seconds: str) -> None:
+    """Each tensor that is copied for a save beside training takes so many seconds longer."""
+    save_beside._copy = slowed(save_beside._copy, float(seconds))
+
+
 def renamed_in_save(step: str) -> None:
     """The run folder has another name before a file of a step's checkpoint is written."""
     whole = parts.write_part
@@ -473,6 +478,7 @@ FAULTS: dict[str, Callable[..., None]] = {
         slow_failing_write,
         error_in_save,
         slow_write,
+        slow_copy,
         ruined,
         slow_asked_to_stop,
         killed_in_save,
