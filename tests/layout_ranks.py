@@ -7,6 +7,7 @@ import dataclasses
 import os
 import resource
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -394,8 +395,23 @@ def slow_write(seconds: str) -> None:
 
 
 def slow_copy(seconds: str) -> None:
-    """Each tensor that is copied for a save beside training takes so many seconds longer."""
-    save_beside._copy = slowed(save_beside._copy, float(seconds))
+    """Each tensor that is copied for a save beside training takes so many seconds longer. The first of them waits until
+    the next step has summed its gradients, if it does within 0.2 s."""
+    summed, begin = threading.Event(), save_beside.Staging.copy
+    copy, reduce = slowed(save_beside._copy, float(seconds)), Executor._reduce
+
+    def begin_late(*arguments: Any) -> save_beside.Snapshot:
+        summed.clear()
+        threading.Timer(0.2, summed.set).start()
+        return begin(*arguments)
+
+    def reduced(*arguments: Any) -> None:
+        reduce(*arguments)
+        summed.set()
+
+    save_beside.Staging.copy = begin_late  # type: ignore[method-assign]
+    save_beside._copy = lambda pair: summed.wait() and copy(pair)
+    Executor._reduce = reduced  # type: ignore[method-assign]
 
 
 def renamed_in_save(step: str) -> None:

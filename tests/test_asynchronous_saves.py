@@ -73,7 +73,7 @@ def test_checkpoints_are_those_of_a_run_that_waits(runs: Runs, ranks: int, layou
     ("ranks", "layout"),
     [
         (1, ("train.ema=0.9", "train.eval_every=1")),
-        (2, ("parallel.wire=int8",)),
+        (2, ("parallel.wire=sign",)),
         pytest.param(2, ("parallel.dp_shard=2",), marks=pytest.mark.slow),
         pytest.param(2, ("optimizer.kind=muon", "train.precision=bf16"), marks=pytest.mark.slow),
         pytest.param(2, ("parallel.gossip=ring", "train.num_steps=10"), marks=pytest.mark.slow),
