@@ -20,7 +20,7 @@ from codescent.checkpoint.box import Box
 from codescent.checkpoint.checkpoints import Checkpoints
 from codescent.checkpoint.manifest import THREADS, CheckpointError
 from codescent.checkpoint.parts import bytes_of
-from codescent.checkpoint.storage import CheckpointWriter
+from codescent.checkpoint.storage import CheckpointWriter, Division
 
 Place = tuple[str, tuple[int, ...]]
 """A chunk: the name of its tensor, and its offsets."""
@@ -64,9 +64,13 @@ class Snapshot:
 
 class Staging:
     """Host memory for a copy of what this rank writes. It is kept from one save to the next: new pages cost more time
-    than the copy. Off the CPU it is page-locked where the device offers that."""
+    than the copy. Off the CPU it is page-locked where the device offers that.
+
+    `division`: of the save before, see `CheckpointWriter.divide`. All ranks have one, or none.
+    """
 
     def __init__(self) -> None:
+        self.division: Division | None = None
         self._memory: dict[Place, torch.Tensor] = {}
 
     def copy(self, writer: CheckpointWriter) -> Snapshot:
@@ -142,7 +146,7 @@ class SaveBeside:
         self._handed_over = False  # all files are there, and rank 0 completes the checkpoint
         self._ask, self._is_sound = is_sound, True
         with checkpoints.completing(writer):
-            writer.divide(tensors)
+            staging.division = writer.divide(tensors, staging.division)
         self._snapshot: Snapshot | None = None
         try:
             self._snapshot = staging.copy(writer)
