@@ -1,7 +1,7 @@
-"""In: this machine. Out: the time that training waits for a save, synchronous and beside training, as JSON.
-Does not train: the state of a model of 30 million parameters with AdamW is saved, by one rank and by two.
+"""In: this machine. Out: what a save costs training, synchronous and beside training, as JSON.
+Does not train: steps wait or multiply matrices. A model of 30 million parameters with AdamW is saved, by 1 and 2 ranks.
 
-Both kinds alternate in one process, so that a slow minute of the disk counts for both.
+All kinds alternate in one process, so that a slow minute of the disk counts for all.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,8 +32,29 @@ from codescent.train.finite import all_finite
 PARAMETERS, TENSORS, REPEATS = 30_000_000, 60, 11
 """Each parameter has three numbers in a checkpoint: a weight and two moments. Each moment is divided into TENSORS."""
 STEP_S = 0.1
-"""Seconds of a step, in which the ranks only wait. Real steps of this model take longer on a CPU."""
-KINDS = ("synchronous", "asynchronous")
+"""Seconds of a step. Real steps of this model take longer on a CPU."""
+KINDS = ("synchronous", "asynchronous", "asynchronous, computing")
+"""In the last kind a step keeps all cores busy; in the others its ranks only wait, as those of a GPU do."""
+SIZE = 512
+"""Of the matrices that a computing step multiplies."""
+
+FIELDS = ("blocked_s", "total_s", "more_s")
+Step = Callable[[], object]
+
+
+@dataclass
+class Cost:
+    """Seconds of one save.
+
+    Attributes:
+        blocked_s: in which the rank did not train, because it waited for the save.
+        total_s: until it was complete.
+        more_s: by which the steps until then took longer than without a save, with what was blocked.
+    """
+
+    blocked_s: float
+    total_s: float
+    more_s: float
 
 
 def tensors() -> dict[str, torch.Tensor]:
@@ -45,33 +68,72 @@ def finite(values: dict[str, torch.Tensor]) -> bool:
     return all(bool(value.sum().isfinite()) for value in values.values())
 
 
-def synchronous(checkpoints: Checkpoints, step: int, values: dict[str, torch.Tensor]) -> tuple[float, float]:
-    """Seconds that a rank waits for a save, and until it is complete."""
+def synchronous(checkpoints: Checkpoints, step: int, values: dict[str, torch.Tensor]) -> Cost:
+    """A save that the rank waits for."""
     dist.barrier()
     begin = time.perf_counter()
     assert finite(values)
     checkpoints.save(step, values, {"step": step}, rotates=False)
     seconds = time.perf_counter() - begin
-    return seconds, seconds
+    return Cost(seconds, seconds, seconds)
 
 
 def asynchronous(
-    checkpoints: Checkpoints, step: int, values: dict[str, torch.Tensor], staging: Staging
-) -> tuple[float, float]:
-    """The same for a save beside training. The rank asks after each step whether it can go on with it."""
+    checkpoints: Checkpoints, number: int, values: dict[str, torch.Tensor], staging: Staging, step: Step
+) -> Cost:
+    """The same beside training. The rank asks after each step whether it can go on with the save."""
+    plain_s = statistics.median(plain(values, step) for _ in range(3))
     dist.barrier()
     begin = time.perf_counter()
-    save = SaveBeside(checkpoints, step, values, {"step": step}, None, staging, all_finite)
-    blocked_s, path = time.perf_counter() - begin, None
+    save = SaveBeside(checkpoints, number, values, {"step": number}, None, staging, all_finite)
+    blocked_s, path, steps = time.perf_counter() - begin, None, 0
     while path is None:
-        time.sleep(STEP_S)
+        step()
+        asked = time.perf_counter()
+        save.wait_for_copy()
+        blocked_s += time.perf_counter() - asked
+        update(values)
         dist.barrier()  # a step ends so, by its sum over all ranks
         asked = time.perf_counter()
         votes = torch.tensor([int(save.ready)])
         dist.all_reduce(votes, dist.ReduceOp.MIN)
         path = save.go_on() if votes.item() else None
-        blocked_s += time.perf_counter() - asked
-    return blocked_s, time.perf_counter() - begin
+        blocked_s, steps = blocked_s + time.perf_counter() - asked, steps + 1
+    total_s = time.perf_counter() - begin
+    return Cost(blocked_s, total_s, total_s - steps * plain_s)
+
+
+def update(values: dict[str, torch.Tensor]) -> None:
+    """Change all values, as the end of a step does. So it has touched all memory just before a save."""
+    for value in values.values():
+        value.mul_(0.999)
+
+
+def plain(values: dict[str, torch.Tensor], step: Step) -> float:
+    """Seconds of a step without a save."""
+    dist.barrier()
+    begin = time.perf_counter()
+    step()
+    update(values)
+    dist.barrier()
+    return time.perf_counter() - begin
+
+
+def computing() -> Step:
+    """A step of about STEP_S on this machine: equally many products on every rank."""
+    left, right = torch.randn(SIZE, SIZE), torch.randn(SIZE, SIZE)
+
+    def multiply(products: int) -> None:
+        for _ in range(products):
+            torch.mm(left, right)
+
+    multiply(20)
+    dist.barrier()
+    begin = time.perf_counter()
+    multiply(20)
+    products = torch.tensor([20 * STEP_S / (time.perf_counter() - begin)])
+    dist.broadcast(products, 0)
+    return lambda: multiply(int(products))
 
 
 def measure(rank: int, ranks: int, folder: Path, port: int) -> None:
@@ -82,16 +144,16 @@ def measure(rank: int, ranks: int, folder: Path, port: int) -> None:
     torch.manual_seed(1)
     values, staging = tensors(), Staging()
     checkpoints = Checkpoints(folder, 1, keep_best=False)
-    rows: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
-    for step in range(1, 2 * REPEATS + 3):  # the first of each kind is not counted: it allocates
-        kind = KINDS[step % 2]
-        for value in values.values():  # as a training step does: it has touched all memory just before
-            value.mul_(0.999)
-        if kind == "synchronous":
-            found = synchronous(checkpoints, step, values)
+    steps = {KINDS[1]: lambda: time.sleep(STEP_S), KINDS[2]: computing()}
+    rows: dict[str, list[Cost]] = {kind: [] for kind in KINDS}
+    for number in range(1, len(KINDS) * (REPEATS + 1) + 1):  # the first of each kind is not counted: it allocates
+        kind = KINDS[number % len(KINDS)]
+        update(values)
+        if kind in steps:
+            found = asynchronous(checkpoints, number, values, staging, steps[kind])
         else:
-            found = asynchronous(checkpoints, step, values, staging)
-        if step > 2:
+            found = synchronous(checkpoints, number, values)
+        if number > len(KINDS):
             rows[kind].append(found)
         if rank == 0:
             checkpoints.rotate()
@@ -99,7 +161,7 @@ def measure(rank: int, ranks: int, folder: Path, port: int) -> None:
     if rank == 0:
         print(
             json.dumps(
-                {kind: {"blocked_s": [a for a, _ in of], "total_s": [b for _, b in of]} for kind, of in rows.items()}
+                {kind: {name: [asdict(one)[name] for one in of] for name in FIELDS} for kind, of in rows.items()}
             )
         )
     dist.destroy_process_group()
@@ -121,29 +183,26 @@ def of_ranks(ranks: int, port: int) -> dict[str, Any]:
     finally:
         shutil.rmtree(folder)
     for of in found.values():
-        of |= {f"median_{name}": statistics.median(of[name]) for name in ("blocked_s", "total_s")}
-    ratio = found["asynchronous"]["median_blocked_s"] / found["synchronous"]["median_blocked_s"]
-    return {**found, "ratio": ratio}
+        of |= {f"median_{name}": statistics.median(of[name]) for name in FIELDS}
+    whole_s = found[KINDS[0]]["median_blocked_s"]
+    return {**found, "ratios": {kind: found[kind]["median_blocked_s"] / whole_s for kind in KINDS[1:]}}
 
 
 def main() -> int:
     """Measure and print."""
-    arguments, record = parser("Time how long ranks wait for a save of 30 million parameters.").parse_args(), hardware()
+    arguments, record = parser("Time what a save of 30 million parameters costs training.").parse_args(), hardware()
     found = {ranks: of_ranks(ranks, 29600 + os.getpid() % 500 * 2 + ranks) for ranks in (1, 2)}
     rows = [
-        [f"{ranks} ranks, {kind}", *(f"{of[kind][f'median_{name}'] * 1e3:.0f}" for name in ("blocked_s", "total_s"))]
+        [f"{ranks} ranks, {kind}", *(f"{of[kind][f'median_{name}'] * 1e3:.0f}" for name in FIELDS)]
         for ranks, of in found.items()
         for kind in KINDS
     ]
-    print(machine_line(record), "", table(["save", "ms waited", "ms in all"], rows), "", sep="\n")
+    heads = ["save", "ms waited", "ms in all", "ms more of steps"]
+    print(machine_line(record), "", table(heads, rows), "", sep="\n")
     claims = [
-        must(
-            f"waited for a save beside training, share of a synchronous one, {ranks} ranks",
-            of["ratio"],
-            0.1,
-            at_least=False,
-        )
+        must(f"waited for a save, share of a synchronous one, {ranks} ranks, {kind}", ratio, 0.1, at_least=False)
         for ranks, of in found.items()
+        for kind, ratio in of["ratios"].items()
     ]
     print("\n".join(must_lines(claims)))
     sizes = {"parameters": PARAMETERS, "checkpoint_bytes": 12 * PARAMETERS, "repeats": REPEATS, "step_s": STEP_S}

@@ -23,6 +23,7 @@ from rank_server import Place
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from codescent.base.agreement import RanksFailed, from_first
 from codescent.base.errors import UserError
 from codescent.checkpoint import parts as checkpoint_parts
 from codescent.checkpoint.checkpoints import Checkpoints, Saved, read_tensors
@@ -92,9 +93,10 @@ def begin_beside(folder: Path, step: int, staging: Staging, tensors: dict[str, t
 
 
 def save_beside(folder: Path, step: int) -> None:
-    """One save of the step's tensors beside the caller, which changes them at once."""
+    """One save of the step's tensors beside the caller, which changes them when they are copied."""
     tensors, go = make_tensors(step), Event()
     under_way = begin_beside(folder, step, Staging(), tensors, go)
+    under_way.wait_for_copy()
     for tensor in tensors.values():
         tensor.fill_(9)
     go.set()
@@ -112,6 +114,7 @@ def mutated(folder: Path, world_size: str) -> list[dict[str, Any]]:
         for step in (2, 3):
             tensors, go = make_tensors(step), Event()
             under_way = begin_beside(folder, step, staging, tensors, go)
+            under_way.wait_for_copy()
             for tensor in tensors.values():
                 tensor.fill_(9)
             if step == 2:
@@ -129,6 +132,33 @@ def mutated(folder: Path, world_size: str) -> list[dict[str, Any]]:
     return ranks(folder, [work] * int(world_size))
 
 
+def divided_again(folder: Path) -> list[dict[str, Any]]:
+    """Saves beside training by two ranks: of the same tensors, of one more on the last rank, and of different steps.
+    How the ranks divided them (how often anew), whether all is there, and why the last save is refused."""
+
+    def work() -> dict[str, Any]:
+        checkpoints, staging, last = Checkpoints(folder, 2, keep_best=False), Staging(), dist.get_rank()
+        found: dict[str, Any] = {"anew": [], "same": []}
+        for step, more in ((1, 0), (2, 0), (3, last)):
+            tensors = make_tensors(step) | ({"more": torch.arange(9.0) + step} if more else {})
+            before = staging.division
+            under_way = SaveBeside(checkpoints, step, tensors, {}, None, staging, bool)
+            while (path := under_way.go_on()) is None:
+                pass
+            written = read_tensors(path)
+            found["anew"].append(staging.division is not before)
+            found["same"].append(all(written[name].equal(tensor) for name, tensor in tensors.items()))
+            dist.barrier()
+        try:
+            SaveBeside(checkpoints, 7 + last, tensors, {}, None, staging, bool)
+        except RanksFailed as error:
+            dist.barrier()
+            return found | {"why": str(error), "left": sorted(path.name for path in folder.iterdir())}
+        raise AssertionError("it was saved")
+
+    return ranks(folder, [work, work])
+
+
 def unsound(folder: Path) -> list[dict[str, Any]]:
     """Of two ranks the second refuses the values."""
 
@@ -142,6 +172,16 @@ def unsound(folder: Path) -> list[dict[str, Any]]:
             dist.barrier()
             return sorted(path.name for path in folder.iterdir())
         raise AssertionError("it was saved")
+
+    return ranks(folder, [work, work])
+
+
+def told(folder: Path, *sizes: str) -> list[dict[str, Any]]:
+    """The lengths and the ends of what rank 0 tells another rank: texts of these sizes, as JSON."""
+
+    def work() -> list[list[Any]]:
+        texts = [from_first(UserError, partial("!".rjust, int(size))) for size in sizes]
+        return [[len(text), text[-1]] for text in texts]
 
     return ranks(folder, [work, work])
 

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import resource
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from codescent.base.rank import Rank
 from codescent.base.stopwatch import Laps, Stopwatch
-from codescent.checkpoint import parts, storage
+from codescent.checkpoint import parts, save_beside, storage
 from codescent.checkpoint.box import Box
 from codescent.checkpoint.checkpoints import Checkpoints
 from codescent.checkpoint.manifest import CheckpointError
@@ -393,6 +394,26 @@ def slow_write(seconds: str) -> None:
     storage.write_part = slowed(storage.write_part, float(seconds))
 
 
+def slow_copy(seconds: str) -> None:
+    """Each tensor that is copied for a save beside training takes so many seconds longer. The first of them waits until
+    the next step has summed its gradients, if it does within 0.2 s."""
+    summed, begin = threading.Event(), save_beside.Staging.copy
+    copy, reduce = slowed(save_beside._copy, float(seconds)), Executor._reduce
+
+    def begin_late(*arguments: Any) -> save_beside.Snapshot:
+        summed.clear()
+        threading.Timer(0.2, summed.set).start()
+        return begin(*arguments)
+
+    def reduced(*arguments: Any) -> None:
+        reduce(*arguments)
+        summed.set()
+
+    save_beside.Staging.copy = begin_late  # type: ignore[method-assign]
+    save_beside._copy = lambda pair: summed.wait() and copy(pair)
+    Executor._reduce = reduced  # type: ignore[method-assign]
+
+
 def renamed_in_save(step: str) -> None:
     """The run folder has another name before a file of a step's checkpoint is written."""
     whole = parts.write_part
@@ -473,6 +494,7 @@ FAULTS: dict[str, Callable[..., None]] = {
         slow_failing_write,
         error_in_save,
         slow_write,
+        slow_copy,
         ruined,
         slow_asked_to_stop,
         killed_in_save,

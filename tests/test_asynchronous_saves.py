@@ -11,10 +11,10 @@ import pytest
 import torch
 from disks import small_disk
 from forker import Forker, Runs
-from runs import assert_same, make_project
+from runs import assert_same
 
 from codescent.base.errors import UserError
-from codescent.checkpoint import storage
+from codescent.checkpoint import save_beside, storage
 from codescent.checkpoint.checkpoints import Checkpoints, read_tensors
 from codescent.checkpoint.save_beside import SaveBeside, Staging
 from codescent.config.load import load
@@ -26,9 +26,7 @@ BESIDE = "checkpoint.asynchronous=true"
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, forker: Forker) -> Runs:
-    project = tmp_path_factory.mktemp("asynchronous")
-    make_project(project)
+def runs(project: Path, forker: Forker) -> Runs:
     return Runs(project, forker, WORDS, ())
 
 
@@ -68,6 +66,26 @@ def test_checkpoints_are_those_of_a_run_that_waits(runs: Runs, ranks: int, layou
     assert [event["step"] for event in told] == [2, 4, 6, 8, last]
     assert all(0 < event["blocked_s"] <= event["seconds"] for event in told[:-1])
     assert "blocked_s" not in told[-1]  # the last one of a run is waited for
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("ranks", "layout"),
+    [
+        (1, ("train.ema=0.9", "train.eval_every=1")),
+        (2, ("parallel.wire=sign",)),
+        pytest.param(2, ("parallel.dp_shard=2",), marks=pytest.mark.slow),
+        pytest.param(2, ("optimizer.kind=muon", "train.precision=bf16"), marks=pytest.mark.slow),
+        pytest.param(2, ("parallel.gossip=ring", "train.num_steps=10"), marks=pytest.mark.slow),
+        pytest.param(2, ("parallel.average_every=2", "train.num_steps=10"), marks=pytest.mark.slow),
+    ],
+)
+def test_what_changes_weights_waits_for_their_copy(runs: Runs, ranks: int, layout: tuple[str, ...]) -> None:
+    """Fault: a step, a validation, a sum of gradients or an average changes tensors while they are being copied."""
+    waits = runs.run(ranks, *layout)
+    beside = runs.run(ranks, *layout, BESIDE, fault="slow_copy 0.003")
+    assert saved(beside) == saved(waits)
+    assert all(same_weights(beside, waits, step) for step in saved(waits))
 
 
 @pytest.mark.timeout(120)
@@ -182,6 +200,40 @@ def test_without_room_a_run_stops_by_default(runs: Runs, tmp_path: Path) -> None
         assert all(read_tensors(path) for path in RunFolder.open(disk / "run").checkpoints.iterdir())
 
 
+def begin(folder: Path, values: dict[str, torch.Tensor]) -> SaveBeside:
+    return SaveBeside(Checkpoints(folder, 1, keep_best=False), 1, values, {}, None, Staging(), all_finite)
+
+
+def test_a_rank_computes_while_its_tensors_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: a rank waits for the copy before it has to; or it may change tensors that are not copied."""
+    go, copied = threading.Event(), list[bool]()
+    monkeypatch.setattr(save_beside, "_copy", lambda _: copied.append(go.wait(60)))
+    save = begin(tmp_path, {"a": torch.arange(9.0), "b": torch.arange(9.0)})
+    assert not copied
+    waiting = threading.Thread(target=save.wait_for_copy, daemon=True)
+    waiting.start()
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    go.set()
+    waiting.join(60)
+    assert copied == [True, True]
+    save.wait()
+
+
+def test_a_copy_that_fails_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: where a copy fails, what the memory had before it is saved as the tensor."""
+
+    def fail(pair: object) -> None:
+        raise RuntimeError("this tensor cannot be copied")
+
+    monkeypatch.setattr(save_beside, "_copy", fail)
+    save = begin(tmp_path, {"a": torch.arange(9.0)})
+    save.wait_for_copy()
+    with pytest.raises(RuntimeError, match="cannot be copied"):
+        save.go_on()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_its_thread_does_not_hold_up_the_end_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: after a second Ctrl-C the interpreter waits until the threads of a pool have written all files."""
     daemons: list[bool] = []
@@ -193,7 +245,8 @@ def test_its_thread_does_not_hold_up_the_end_of_the_process(tmp_path: Path, monk
 
     monkeypatch.setattr(storage, "write_part", write)
     values = {"a": torch.arange(9.0), "empty": torch.empty(0, 3)}
-    save = SaveBeside(Checkpoints(tmp_path, 1, keep_best=False), 1, values, {}, None, Staging(), all_finite)
+    save = begin(tmp_path, values)
+    save.wait_for_copy()
     values["a"].zero_()
     while (path := save.go_on()) is None:
         pass

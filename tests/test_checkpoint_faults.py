@@ -3,6 +3,7 @@ Does not damage files: test_checkpoint_damage does."""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from checkpoint_ranks import make_tensors
 from disks import small_disk
 from forker import Forker
 
+from codescent.base.agreement import FEW
 from codescent.checkpoint.checkpoints import CheckpointError, Checkpoints
 
 Scenario = Callable[..., Any]
@@ -77,6 +79,23 @@ def test_a_save_beside_training_has_the_values_of_the_call(scenario: Scenario, t
     """Fault: what training changes after the call reaches the file; or a name shows a checkpoint before its end."""
     for answer in scenario("mutated", tmp_path / "checkpoints", str(world_size)):
         assert answer["result"] == {"before": [1], "variants": [0, 0], "steps": [2, 3]}
+
+
+def test_ranks_divide_anew_what_has_changed(scenario: Scenario, tmp_path: Path) -> None:
+    """Fault: a division that is kept from the save before leaves out a new tensor, or hides that steps differ."""
+    for answer in scenario("divided_again", tmp_path / "checkpoints"):
+        assert answer["result"]["anew"] == [True, False, True]
+        assert answer["result"]["same"] == [True, True, True]
+        assert "the ranks save different steps: [7, 8]" in answer["result"]["why"]
+        assert answer["result"]["left"] == ["step_00000001", "step_00000002", "step_00000003"]
+
+
+def test_what_rank_0_tells_arrives_whole_however_long_it_is(scenario: Scenario, tmp_path: Path) -> None:
+    """Fault: a text that does not fit into the first message of a broadcast is cut, or the next one begins in it."""
+    fits = FEW - len(json.dumps({"value": "", "problems": [], "faults": []}))
+    sizes = (1, fits - 1, fits, fits + 1, 5 * FEW)
+    for answer in scenario("told", tmp_path / "checkpoints", *map(str, sizes)):
+        assert answer["result"] == [[size, "!"] for size in sizes]
 
 
 def test_an_unsound_save_beside_training_leaves_nothing(scenario: Scenario, tmp_path: Path) -> None:

@@ -4,10 +4,11 @@ Does not test which damage is found: test_checkpoint_damage does."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from forker import Forker, Runs
-from runs import assert_same, make_project
+from runs import assert_same
 
 from codescent.record import RunFolder
 
@@ -16,9 +17,7 @@ FALLS_BACK = "checkpoint.fall_back=true"
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, forker: Forker) -> Runs:
-    project = tmp_path_factory.mktemp("fall_back")
-    make_project(project)
+def runs(project: Path, forker: Forker) -> Runs:
     return Runs(project, forker, WORDS, ())
 
 

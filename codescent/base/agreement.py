@@ -17,6 +17,8 @@ from codescent.base.errors import UserError
 from codescent.base.ranges import begins
 
 LISTED_PROBLEMS = 20
+NUMBER, FEW = 20, 1004
+"""Bytes of the first message of a broadcast: how many bytes follow, in digits; and those that follow there."""
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -127,6 +129,22 @@ def from_first(error: type[UserError], make: Callable[[], T]) -> T:
     return result
 
 
+def all_same(mine: Sequence[int]) -> bool:
+    """Whether the numbers are the same on every rank, which all give equally many. One collective."""
+    if alone():
+        return True
+
+    def compare() -> bool:
+        least, less = torch.tensor(mine), -torch.tensor(mine)
+        values = torch.cat((least, less))
+        begins("all_reduce", memory=values)
+        dist.all_reduce(values, dist.ReduceOp.MIN)
+        least, less = values.chunk(2)
+        return bool(least.equal(-less))
+
+    return kept(compare)
+
+
 def gather_numbers(mine: Sequence[float]) -> list[list[float]]:
     """The numbers of every rank, equally many, on rank 0 in the order of the ranks; elsewhere none. One collective."""
     if alone():
@@ -184,16 +202,19 @@ def _gathered(data: bytes) -> list[bytes] | None:
 
 
 def _broadcast(data: bytes) -> bytes:
-    """Broadcast the bytes of rank 0 to every rank. Collective."""
-    size = torch.tensor([len(data)])
-    begins("broadcast", memory=size)
-    dist.broadcast(size, 0)
-    buffer = torch.empty(int(size), dtype=torch.uint8)
+    """Broadcast the bytes of rank 0 to every rank. Collective. The first message has their number, and all if few."""
+    head = torch.frombuffer(bytearray(f"{len(data):<{NUMBER}}".encode() + data[:FEW].ljust(FEW)), dtype=torch.uint8)
+    begins("broadcast", memory=head)
+    dist.broadcast(head, 0)
+    size, found = int(head[:NUMBER].numpy().tobytes()), head[NUMBER:].numpy().tobytes()
+    if size <= FEW:
+        return found[:size]
+    rest = torch.empty(size - FEW, dtype=torch.uint8)
     if rank() == 0:
-        buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-    begins("broadcast", memory=buffer)
-    dist.broadcast(buffer, 0)
-    return buffer.numpy().tobytes()
+        rest.copy_(torch.frombuffer(bytearray(data[FEW:]), dtype=torch.uint8))
+    begins("broadcast", memory=rest)
+    dist.broadcast(rest, 0)
+    return found + rest.numpy().tobytes()
 
 
 def shortened(problems: list[str] | tuple[str, ...]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,13 @@ import torch
 from torch.distributed.checkpoint.planner import WriteItem
 
 from codescent.base.agreement import decided, from_first
-from codescent.base.device import offered, synchronize
+from codescent.base.device import Event, new_event, offered, synchronize
 from codescent.base.errors import UserError
 from codescent.checkpoint.box import Box
 from codescent.checkpoint.checkpoints import Checkpoints
 from codescent.checkpoint.manifest import THREADS, CheckpointError
 from codescent.checkpoint.parts import bytes_of
-from codescent.checkpoint.storage import CheckpointWriter
+from codescent.checkpoint.storage import CheckpointWriter, Division
 
 Place = tuple[str, tuple[int, ...]]
 """A chunk: the name of its tensor, and its offsets."""
@@ -29,27 +29,55 @@ IsSound = Callable[[Collection[torch.Tensor]], bool]
 """Whether values may be saved."""
 
 
+class Snapshot:
+    """A copy of this rank's values, made while the rank computes. They must not change before `wait` has returned.
+
+    A device copies where its current stream is, so what is launched there afterwards may change the values.
+
+    Args:
+        pairs: for each chunk the memory of its copy, and the values.
+    """
+
+    def __init__(self, pairs: Mapping[Place, tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self._memory = {place: memory for place, (memory, _) in pairs.items()}
+        on_devices = [pair for pair in pairs.values() if pair[1].device.type != "cpu"]
+        for memory, value in on_devices:
+            memory.copy_(value, non_blocking=True)
+        self._events = [_event(device) for device in {value.device for _, value in on_devices}]
+        pool = ThreadPoolExecutor(THREADS)
+        self._copies = [pool.submit(_copy, pair) for pair in pairs.values() if pair[1].device.type == "cpu"]
+        pool.shutdown(wait=False)
+
+    def wait(self) -> None:
+        """Wait until the values may change."""
+        wait(self._copies)
+
+    def complete(self) -> Mapping[Place, torch.Tensor]:
+        """The copy, when all of it is there."""
+        for copied in self._copies:
+            copied.result()
+        for event in self._events:
+            if event is not None:
+                event.synchronize()
+        return self._memory
+
+
 class Staging:
     """Host memory for a copy of what this rank writes. It is kept from one save to the next: new pages cost more time
-    than the copy. Off the CPU it is page-locked where the device offers that."""
+    than the copy. Off the CPU it is page-locked where the device offers that.
+
+    `division`: of the save before, see `CheckpointWriter.divide`. All ranks have one, or none.
+    """
 
     def __init__(self) -> None:
+        self.division: Division | None = None
         self._memory: dict[Place, torch.Tensor] = {}
 
-    def copy(self, writer: CheckpointWriter) -> dict[Place, torch.Tensor]:
-        """Copy the values of the writer's chunks. They are complete when this returns."""
+    def copy(self, writer: CheckpointWriter) -> Snapshot:
+        """Begin to copy the values of the writer's chunks."""
         values = {place_of(item): writer.values(item).detach() for item in writer.items}
         self._memory = {place: self._for(place, value) for place, value in values.items()}
-        pairs = [(self._memory[place], value) for place, value in values.items()]
-        devices = {value.device for _, value in pairs if value.device.type != "cpu"}
-        for memory, value in pairs:
-            if value.device.type != "cpu":
-                memory.copy_(value, non_blocking=True)
-        with ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(_copy, [pair for pair in pairs if pair[1].device.type == "cpu"]))
-        for device in devices:
-            synchronize(device)
-        return dict(self._memory)
+        return Snapshot({place: (self._memory[place], value) for place, value in values.items()})
 
     def _for(self, place: Place, value: torch.Tensor) -> torch.Tensor:
         """The memory of a chunk: that of the save before, if it fits."""
@@ -58,6 +86,16 @@ class Staging:
             return memory
         pins = value.device.type != "cpu" and offered(value.device).pins
         return torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=pins)
+
+
+def _event(device: torch.device) -> Event | None:
+    """What happens when a device has done all that it was given. None: it has no events, and has done it now."""
+    if not offered(device).events:
+        synchronize(device)
+        return None
+    event = new_event(device)
+    event.record()
+    return event
 
 
 def _copy(pair: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -74,9 +112,10 @@ def place_of(item: WriteItem) -> Place:
 class SaveBeside:
     """A save of one checkpoint beside training. Every rank makes one at the same step; only one may be under way.
 
-    The constructor divides the work among the ranks, copies this rank's values, and starts a thread that writes and
-    hashes them. So later changes of the tensors do not count. When the files of all ranks are on the disk, a thread of
-    rank 0 writes the manifest and gives the folder its name. Only the constructor and `go_on` are collective:
+    The constructor divides the work among the ranks, begins to copy this rank's values, and starts a thread that writes
+    and hashes the copy. Before a value changes, call `wait_for_copy`: later changes do not count. When the files of all
+    ranks are on the disk, a thread of rank 0 writes the manifest and gives the folder its name. Only the constructor
+    and `go_on` are collective:
 
         while (path := save.go_on()) is None: ...       # whenever all ranks are `ready`
 
@@ -107,9 +146,10 @@ class SaveBeside:
         self._handed_over = False  # all files are there, and rank 0 completes the checkpoint
         self._ask, self._is_sound = is_sound, True
         with checkpoints.completing(writer):
-            writer.divide(tensors)
+            staging.division = writer.divide(tensors, staging.division)
+        self._snapshot: Snapshot | None = None
         try:
-            self._staged = staging.copy(writer)
+            self._snapshot = staging.copy(writer)
         except (RuntimeError, MemoryError) as error:  # too little memory: `go_on` tells it to all ranks
             self._error = error
         self._start(self._write)
@@ -125,10 +165,16 @@ class SaveBeside:
         self._thread.start()
 
     def _write(self) -> None:
-        if self._error is None:
-            self._is_sound = self._ask(self._staged.values())
+        if self._snapshot is not None:
+            copy = self._snapshot.complete()
+            self._is_sound = self._ask(copy.values())
             if self._is_sound:  # by one thread: the others' cores train
-                self._written = self._writer.write_own(lambda item: self._staged[place_of(item)], threads=1)
+                self._written = self._writer.write_own(lambda item: copy[place_of(item)], threads=1)
+
+    def wait_for_copy(self) -> None:
+        """Wait until the tensors may change. Not collective."""
+        if self._snapshot is not None:
+            self._snapshot.wait()
 
     @property
     def ready(self) -> bool:

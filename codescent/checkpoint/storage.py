@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from torch.distributed.checkpoint.planner import ReadItem, WriteItem
 
 from codescent.base import writing
-from codescent.base.agreement import decided, rank
+from codescent.base.agreement import all_same, decided, from_first, rank
 from codescent.base.durable import write_synced
 from codescent.base.errors import UserError
 from codescent.base.published import begin, commit
@@ -71,6 +71,21 @@ class LoadPlanner(DefaultLoadPlanner):
         return found.local if isinstance(found, Box) else super().lookup_tensor(index)
 
 
+@dataclasses.dataclass(frozen=True)
+class Division:
+    """Who writes which chunks of a checkpoint, as the ranks have agreed.
+
+    Attributes:
+        described: the chunks that this rank holds.
+        chosen: indices of those that it writes.
+        tensors_bytes: that all ranks write.
+    """
+
+    described: list[list[Any]]
+    chosen: list[int]
+    tensors_bytes: int
+
+
 class CheckpointWriter:
     """Writes one checkpoint into a hidden folder, and renames it to `final` when all files are on the disk.
 
@@ -111,22 +126,38 @@ class CheckpointWriter:
         self.divide(tensors)
         decided(CheckpointError, lambda: self.write_own(self.values), self.complete)
 
-    def divide(self, tensors: Mapping[str, torch.Tensor | Box]) -> None:
+    def divide(self, tensors: Mapping[str, torch.Tensor | Box], before: Division | None = None) -> Division:
         """Decide which chunks this rank writes (`items`), and create the hidden folder. Collective, errors as `write`.
 
         Then `write_own` on every rank and `complete` on rank 0 make the checkpoint.
+
+        `before`: the result for an earlier save. It holds again if all ranks have the same chunks as then.
         """
+        self._planner, self._rank = SavePlanner(tensors), rank()
         items: list[WriteItem] = []
-        self._planner = planner = SavePlanner(tensors)
 
-        def describe() -> dict[str, Any]:
-            items.extend(planner.create_local_plan().items)
-            return {"step": self._order.step, "items": [described(item) for item in items]}
+        def describe() -> list[list[Any]]:
+            items[:] = self._planner.create_local_plan().items
+            return [described(item) for item in items]
 
-        order, chosen = decided(CheckpointError, describe, self._begin)
+        if before is not None and self._still_holds(before, describe):
+            order, division = from_first(CheckpointError, lambda: self._begin(before.tensors_bytes)), before
+        else:
+            order, chosen, tensors_bytes = decided(
+                CheckpointError, lambda: {"step": self._order.step, "items": describe()}, self._divide
+            )
+            division = Division([described(item) for item in items], chosen[self._rank], tensors_bytes)
         self._order = SaveOrder(Path(order.pop("folder")), Path(order.pop("within")), **order)
-        self._rank = rank()
-        self.items = [items[number] for number in chosen[self._rank]]
+        self.items = [items[number] for number in division.chosen]
+        return division
+
+    def _still_holds(self, before: Division, describe: Callable[[], list[list[Any]]]) -> bool:
+        """Whether no rank has other chunks than before, and all save the same step. Collective."""
+        try:
+            same = describe() == before.described
+        except Exception:  # raised again, on every rank, where the ranks divide anew
+            same = False
+        return all_same([self._order.step, same]) and same
 
     def values(self, item: WriteItem) -> torch.Tensor:
         """The present values of a chunk."""
@@ -139,8 +170,8 @@ class CheckpointWriter:
         if rank() == 0 and self._order.folder.exists():
             remove(self._order.folder, self._order.within)
 
-    def _begin(self, ranks: list[dict[str, Any]]) -> tuple[dict[str, Any], list[list[int]]]:
-        """Create the folder if the disk has enough space. Returns the SaveOrder, and each rank's items to write."""
+    def _divide(self, ranks: list[dict[str, Any]]) -> tuple[dict[str, Any], list[list[int]], int]:
+        """Divide the chunks, and create the folder. Returns what `_begin` does, each rank's items, and their bytes."""
         steps = [one["step"] for one in ranks]
         if len(set(steps)) > 1:
             raise RuntimeError(f"the ranks save different steps: {steps}")
@@ -148,13 +179,17 @@ class CheckpointWriter:
         tensors_bytes = sum(
             stored_bytes(one["items"][number]) + HEADER_BYTES for one, of in zip(ranks, chosen) for number in of
         )
+        return self._begin(tensors_bytes), chosen, tensors_bytes
+
+    def _begin(self, tensors_bytes: int) -> dict[str, Any]:
+        """Create the folder if the disk has enough space. Returns the SaveOrder as JSON data."""
         needed_bytes = tensors_bytes + len(json.dumps(self._state)) + 4096  # fails if the state is not JSON data
         order = self._order = dataclasses.replace(self._order, needed_bytes=needed_bytes)
         try:
             begin(order.folder, needed_bytes, order.within)
         except OSError as error:
             raise refusal(error, Path(error.filename or order.folder), needed_bytes) from error
-        return dataclasses.asdict(order) | {"folder": str(order.folder), "within": str(order.within)}, chosen
+        return dataclasses.asdict(order) | {"folder": str(order.folder), "within": str(order.within)}
 
     def write_own(self, values: Values, threads: int = THREADS) -> dict[str, Any]:
         """Write this rank's chunks, by so many threads. Not collective: any thread may call it.

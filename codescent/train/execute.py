@@ -28,12 +28,16 @@ from codescent.train.world import World
 OF_COUPLINGS = (Verb.AVERAGE, Verb.MERGE, Verb.EXCHANGE, Verb.PUSH, Verb.PULL, Verb.SERVE)
 """Verbs of which a rank executes those of its coupling."""
 
+CHANGING = frozenset({Verb.STEP, *OF_COUPLINGS})
+"""Verbs that change weights or the optimizer's state."""
+
 
 class Executor:
     """Executes the instruction list of one pipeline stage, once for each step.
 
     `parts` are the chunks of this stage, divided by the strategies. `stop_requested` is called once in each step; all
     ranks stop if it returns True on one. `updated` are called after each update of the weights, with the step (from 1).
+    `before_change` is called once, before weights or the optimizer's state change next; None: nobody reads them beside.
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class Executor:
         self.watch = Stopwatch(self.device, WAIT_COLUMN)
         arms = {verb: getattr(self, f"_{verb}") for verb in Verb if verb not in OF_COUPLINGS}
         self.arms: dict[Verb, Callable[[Instruction], None]] = {**arms, **coupling.verbs}
+        self.before_change: Callable[[], None] | None = None
         self.number = 0
         self.rate = 0.0
         self.portion = Portion([], 1, 1)
@@ -105,7 +110,15 @@ class Executor:
             self.messages.begin(self.program, self.plan.work.microbatch_size)
         with closing(self.instruments.each(self.program, number)) as instructions:  # also after an error
             for instruction in instructions:
+                if instruction.verb in CHANGING:
+                    self.let_change()
                 self.arms[instruction.verb](instruction)
+
+    def let_change(self) -> None:
+        """Whoever changes weights or the optimizer's state calls this first: another thread may still read them."""
+        call, self.before_change = self.before_change, None
+        if call is not None:
+            call()
 
     def gradients_of(self, portion: Portion, number: int, first_sample: int) -> tuple[Sequence[torch.Tensor], float]:
         """Gradients of a part of step `number`, and its loss. The weights stay as they are.

@@ -121,6 +121,7 @@ class Saving:
         try:
             compare(self.copies, where)
         except Diverged as error:
+            self.trainer.executor.let_change()  # healing does
             if self.heals and step > self.run.first_step and heal(self.copies, error):
                 compare(self.copies, where)
                 self.report.faults.healed(step, error)
@@ -176,8 +177,18 @@ class Saving:
             save = SaveBeside(
                 run.checkpoints, step, self.trainer.tensors(), run.state(step), val_loss, self.staging, all_finite
             )
+            if self.trainer.keeps_more:
+                save.wait_for_copy()
             self.under_way = UnderWay(step, val_loss, save, begin, time.perf_counter() - begin)
+            self.trainer.executor.before_change = self._wait_for_copy
             self.standing.overdue = False
+
+    def _wait_for_copy(self) -> None:
+        """Weights are about to change: wait until the save that is under way has copied them."""
+        if self.under_way is not None:
+            begin = time.perf_counter()
+            self.under_way.save.wait_for_copy()
+            self.under_way.blocked_s += time.perf_counter() - begin
 
     def settle(self, step: int) -> None:
         """Complete the save that is under way, if there is one: wait for it. Collective then."""

@@ -56,6 +56,11 @@ class Trainer:
                 found[f"rank{rank}.{name}"] = value
         return found
 
+    @property
+    def keeps_more(self) -> bool:
+        """Whether `tensors` has what changes before the update of a step, such as residuals of compressed gradients."""
+        return bool(self.executor.gradients.state() or self.coupling.state())
+
     @contextmanager
     def with_means(self) -> Iterator[None]:
         """Put the mean of the replicas into the weights for a while, where they have different weights. Collective."""

@@ -40,6 +40,7 @@ class Validated(NamedTuple):
 
 def validated(trainer: Trainer, source: Source, most_samples: int | None) -> Validated:
     """Validate the weights, or the mean of the replicas, and their moving average if there is one. Collective."""
+    trainer.executor.let_change()  # means and averages take the place of the weights
     with trainer.with_means():
         loss, by_corpus = losses_on_all_ranks(trainer.executor, source, most_samples)
     if not trainer.ema.decay:
