@@ -399,7 +399,7 @@ def test_more_ranks_than_the_machine_lets_start(launch: Start) -> None:
     setup = """
 import resource
 os.chmod(os.environ["TMPDIR"], 0o777)
-resource.setrlimit(resource.RLIMIT_NPROC, (3, 3))
+resource.setrlimit(resource.RLIMIT_NPROC, (4, 4))  # two ranks, this process, and that which removes its folder
 os.setuid(54321)
 local.run_ranks(["sleep", "50"], 9, os.environ)
 """

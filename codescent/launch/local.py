@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,8 +21,8 @@ from codescent.base.messages import detail
 from codescent.base.output import new_line, warn
 from codescent.base.progress import ENDED, PROGRESS_FD, Pages, shared_memory
 from codescent.base.stopping import EXIT_FILE, SAVING, STOPPING, exit_code_of, reported
+from codescent.base.temporary_folder import TemporaryFolder
 from codescent.base.token import TOKEN
-from codescent.base.writing import remove_folder
 from codescent.launch.endings import Endings
 from codescent.launch.environment import LATE, STORE_FD
 from codescent.launch.group import Group
@@ -155,9 +154,10 @@ class _Ranks:
 
     def __enter__(self) -> _Ranks:
         try:
-            self._logs = Path(tempfile.mkdtemp(prefix="codescent-ranks-"))
+            self._folder = TemporaryFolder("codescent-ranks-")  # ends with this process, and so do the ranks
         except OSError as error:
             raise UserError(f"the ranks' logs: {error.strerror}; set TMPDIR to a folder with free space") from error
+        self._logs, self._env = self._folder.path, {**self._env, **self._folder.mark}
         pages, is_whole = Pages(self._progress, self._num_ranks), self._group.is_local
         self._others = OtherHosts(pages, {**self._env, **({TOKEN: self._group.token} if self._group.token else {})})
         known = self._stacks, HangRecord(pages, self._logs), self._others
@@ -184,8 +184,7 @@ class _Ranks:
         os.close(self._progress)
         self._stacks.close()
         self._others.close()
-        if not self._crashed():
-            remove_folder(Path(self._logs), ignore_errors=True)
+        self._folder.close(keep=self._crashed())
 
     def _start(self, rank: int, listener: socket.socket | None, *, late: bool = False) -> None:
         """Start a rank. `listener`: for the store, which rank 0 serves. `late`: it has died, and starts again."""

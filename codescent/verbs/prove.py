@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from codescent.base.console import new_console
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.json_text import json_text
+from codescent.base.temporary_folder import temporary_folder
 from codescent.base.writing import remove_folder
 from codescent.config.decided import with_samples
 from codescent.config.load import load
@@ -321,10 +321,10 @@ def main(arguments: Namespace) -> int:
         raise UserError(f"--ranks: {max(ranks)} ranks; at most {MAX_RANKS} can be tried on one machine")
     tried = list(layouts_of(ranks)) if layouts is None else parse_layouts(layouts)
     console = new_console(stderr=arguments.json)
-    with stopped_by_signals(), tempfile.TemporaryDirectory(prefix="codescent-prove-") as folder:
+    with stopped_by_signals(), temporary_folder("codescent-prove-") as folder:
         period = math.lcm(*(layout.period for layout in tried))
         words = arguments.config, arguments.overrides, arguments.steps, arguments.precision
-        prover = Prover(*words, Path(folder), period)
+        prover = Prover(*words, folder, period)
         prover.check(tried)
         tried = [prover.filled(layout) for layout in tried]
         with console.status("one process") as status:
