@@ -10,14 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import marked
 import psutil
 import pytest
 from remote_shell import make_ssh
-from runs import environment, make_project, start, started_by
+from runs import environment, make_project, started_by
 from scripts import script_of
 from test_launch_local import Launch, is_alive
 
@@ -161,6 +161,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     marked.kill(tmp_path)
 
 
+@contextmanager
+def running(folder: Path, *command: str) -> Iterator[subprocess.Popen[str]]:
+    """A command, which is killed at the end of the block."""
+    with subprocess.Popen(command, cwd=folder, env=environment(), text=True, stderr=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 def trains(folder: Path, process: subprocess.Popen[str]) -> None:
     """Wait until the run `long` has done some steps."""
     csv = folder / "runs" / "long" / "metrics.csv"
@@ -193,9 +203,9 @@ def test_f7_a_killed_script_leaves_nothing(folder: Path, capsys: pytest.CaptureF
         (folder / "programs" / "mpirun").write_text(f'#!/bin/sh\nexec {program} "$@"\n')
         (folder / "programs" / "mpirun").chmod(0o755)
     (folder / "script").write_text(script_of([*LONG, *LAUNCHERS[launcher]], capsys))
-    with subprocess.Popen(["bash", "script"], cwd=folder, env=environment(), text=True, stderr=-1) as script:
+    with running(folder, "bash", "script") as script:
         trains(folder, script)
-        assert len(marked.ranks(folder)) == 2
+        assert len(marked.ranks(folder)) >= 2
         script.kill()
         began_s = time.monotonic()
         until(lambda: not list(marked.processes(folder)) and not left(folder), lambda: left(folder))
@@ -211,7 +221,7 @@ def test_f7_a_killed_script_of_ssh_leaves_nothing(folder: Path, capsys: pytest.C
         make_ssh(folder / "programs", made)
         where = ("--to", "ssh", "--hosts", "10.77.0.1:1,10.77.0.2:1")
         (folder / "script").write_text(script_of([*LONG, *where], capsys))
-        with subprocess.Popen(["bash", "script"], cwd=folder, env=environment(), text=True, stderr=-1) as script:
+        with running(folder, "bash", "script") as script:
             trains(folder, script)
             script.kill()
             until(lambda: not list(marked.processes(folder)) and not left(folder), lambda: left(folder))
@@ -223,7 +233,7 @@ def test_f7_a_killed_supervisor_of_another_launcher_leaves_nothing(folder: Path)
     """Fault: the ranks of torchrun end with the process that only watches them, or its folder for verdicts stays."""
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "codescent", "train", *LONG]
     command = [sys.executable, *words]
-    with subprocess.Popen(command, cwd=folder, env=environment(), text=True, stdout=-1, stderr=-1) as torchrun:
+    with running(folder, *command) as torchrun:
         trains(folder, torchrun)
 
         def supervisors() -> list[psutil.Process]:
@@ -244,7 +254,7 @@ def test_f7_a_killed_supervisor_of_another_launcher_leaves_nothing(folder: Path)
 @pytest.mark.parametrize("words", [("prove", "run.toml", "--steps", "20000", "--layouts", "dp_shard=2")], ids=["prove"])
 def test_a_killed_command_that_starts_runs_leaves_nothing(folder: Path, words: tuple[str, ...]) -> None:
     """Fault: the folder of the runs stays in TMPDIR, or the run goes on in it."""
-    with start(folder, *words) as process:
+    with running(folder, sys.executable, "-m", "codescent", *words) as process:
         until(lambda: list((folder / "tmp").glob("codescent-prove-*/run1/metrics.csv")))
         process.kill()
         until(lambda: not with_word(folder / "tmp" / "codescent-prove-") and not left(folder), lambda: left(folder))

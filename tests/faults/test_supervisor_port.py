@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hanging_hosts import CULPRIT, Hosts
 from runs import environment
-from test_hang_hosts import CULPRIT, Hosts
 
 from codescent.base.token import key_of
 from codescent.launch.other_hosts import RUN
