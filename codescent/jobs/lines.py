@@ -197,6 +197,7 @@ def _if_killed() -> Iterator[str]:
     """End the launcher if the script is killed by SIGKILL, which it cannot pass on. Who reads from it sees its end."""
     yield "# if this script is killed by SIGKILL, this pipe ends, and its reader ends the launcher. It has a session of"
     yield "# its own: the whole group of this script may be killed"
+    yield "# shellcheck disable=SC2016 # the reader puts the values in"
     yield "exec {alive}> >(exec setsid bash -c '"
     yield f'    trap "" {" ".join(PASSED)}'
     yield "    read -r launcher || exit"
