@@ -10,13 +10,15 @@ import random
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import chdir, redirect_stderr, redirect_stdout
+from contextlib import chdir, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import psutil
 import pytest
 
+from codescent.base.temporary_folder import is_remover
 from codescent.record import RunFolder
 from codescent.verbs.cli import run
 
@@ -79,6 +81,16 @@ def start(folder: Path, *words: str, **popen: object) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         **popen,
     )
+
+
+def started_by(launcher: int) -> list[psutil.Process]:
+    """The processes below one, the oldest first, without those that remove its temporary folders."""
+    found = []
+    for one in psutil.Process(launcher).children(recursive=True):
+        with suppress(psutil.Error):  # it has ended
+            if not is_remover(one.cmdline()):
+                found.append(one)
+    return sorted(found, key=lambda one: one.pid)
 
 
 def codescent(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -19,7 +19,7 @@ import pytest
 import torch
 from forker import TESTS, Forker
 from rank_server import IN_ORDER
-from runs import codescent
+from runs import codescent, started_by
 
 from codescent.base.amounts import of_bytes
 from codescent.base.errors import UserError
@@ -335,7 +335,7 @@ def test_a_signal_ends_all_ranks(tmp_path: Path, number: signal.Signals) -> None
         while not (len(ranks) == 2 and all(map(has_begun, ranks))) and time.monotonic() < deadline:
             time.sleep(0.05)
             with suppress(psutil.NoSuchProcess):
-                ranks = psutil.Process(process.pid).children()
+                ranks = started_by(process.pid)
         process.send_signal(number)
         process.communicate(timeout=60)
     assert process.returncode == 128 + number

@@ -1,5 +1,5 @@
 """In: files as the kernel's cgroups (version 1 and 2) and /proc have them. Out: what a SIGKILL is taken for.
-Does not run out of memory: test_running.py does, where a cgroup can be made."""
+Does not run out of memory: test_memory_kill.py does, where a cgroup can be made."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ import psutil
 import pytest
 from forker import Forker
 from host_ranks import hosts
-from runs import called, environment
+from runs import called, environment, started_by
 
 from codescent.base.errors import UserError
 from codescent.clusters.cluster import ClusterDevice
@@ -482,7 +482,7 @@ def test_a_stopped_command_leaves_no_file_and_no_process(
         trials = 1 if of_trial else 0
         ranks = list[psutil.Process]()
         while len(ranks) < 2 + trials:  # a trial starts a moment after it is told
-            ranks = psutil.Process(process.pid).children(recursive=True)
+            ranks = started_by(process.pid)
         assert len(ranks) == 2 + trials
         process.send_signal(number)
         process.communicate(timeout=60)

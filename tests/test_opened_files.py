@@ -44,33 +44,30 @@ READS_OF_MODULES = {"np": {"load"}, "torch": {"load"}, "json": {"load"}, "librar
 ROOMS_OWN = {"base/writing.py", "base/reading.py"}
 
 ALLOWED_TO_WRITE = {
-    "api/words.py": 1,  # a temporary folder that only the user may enter
     "base/memory_file.py": 1,  # a temporary file without a name, where the system has no memory of that kind
     "base/stacks.py": 1,  # a file of memory of another rank, known by its inode
     "base/cause.py": 1,  # the launcher's own word: a file that it has named and made
     "base/durable.py": 1,  # a folder is opened for fsync
     "base/output.py": 1,  # /dev/null
     "base/stopping.py": 1,  # the script's own word: a file that it has named and made
+    "base/temporary_folder.py": 1,  # a folder that only the user may enter
     "base/token.py": 4,  # made with O_EXCL in a folder that only the user may enter
     "checkpoint/hold.py": 2,  # a lock: nothing is written
-    "collectives/survey.py": 1,  # a temporary folder that only the user may enter, and the files in it
     "collectives/task.py": 2,
     "data/prepared.py": 1,  # a folder is opened for its lock, and never through a link
     "data/text/download.py": 2,  # made with O_EXCL and a random name, by tempfile
     "jobs/ready.py": 1,  # a lock is looked at: nothing is written
     "jobs/tested.py": 1,  # a temporary file that only the user may read
-    "launch/agent.py": 1,  # the same
     "launch/once.py": 4,  # made with O_EXCL, opened through no link, and of this user alone
-    "launch/supervise.py": 1,  # a temporary folder that only the user may enter
-    "launch/local.py": 2,  # a temporary folder that only the user may enter, and the files in it
-    "measure/trial_runs.py": 2,  # a temporary folder that only the user may enter, and a file in it
+    "launch/hang_record.py": 1,  # a temporary folder that only the user may enter
+    "launch/local.py": 1,  # files in a temporary folder that only the user may enter
+    "measure/trial_runs.py": 1,  # a file in a temporary folder that only the user may enter
     "own/profile.py": 1,  # by the descriptor of a folder that only the user may enter
     "record/run_folder.py": 1,  # the folder is opened, to know it after a renaming
     "report/style.py": 1,  # into memory
     "tasks/tensors/prepare.py": 1,  # into an open file
     "train/profile.py": 1,  # by the descriptor of a folder that only the user may enter
     "verbs/cli.py": 1,  # /dev/null
-    "verbs/proof.py": 1,  # a temporary folder that only the user may enter
     "verbs/report.py": 1,  # a folder that the user has named
 }
 """Calls in each file that may write and are not in `base/writing.py`. A number may only fall."""

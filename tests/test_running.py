@@ -8,7 +8,6 @@ import json
 import os
 import re
 import select
-import shlex
 import signal
 import socket
 import subprocess
@@ -22,7 +21,7 @@ from typing import Any
 import psutil
 import pytest
 from forker import Forker
-from runs import codescent, environment, make_project, start
+from runs import codescent, environment, make_project, start, started_by
 
 from codescent.base.page import Page
 from codescent.launch import supervisor
@@ -69,8 +68,7 @@ class Run:
             assert time.monotonic() < end, self.err
             assert self.process.poll() is None, self.process.communicate()
             time.sleep(0.05)
-        children = psutil.Process(self.process.pid).children(recursive=True)
-        self.ranks = sorted((one for one in children if "-m" in one.cmdline()), key=lambda one: one.pid)
+        self.ranks = [one for one in started_by(self.process.pid) if "-m" in one.cmdline()]
 
     def end(self) -> tuple[int, str, str]:
         """Exit code, standard output, standard error; no rank is left."""
@@ -233,29 +231,6 @@ def test_a_request_to_one_rank_is_everybodys_and_names_it(
     (event,) = [one for one in RunFolder.open(project / "runs" / "endless").read_events() if one["kind"] == "stop"]
     assert (event["rank"], event["signal"], event["process"]) == (1, "SIGTERM", victim.pid)
     assert resumed_steps(project, forker) == 0
-
-
-def test_out_of_memory_is_told_by_the_kernels_count(project: Path, runs: list[Run]) -> None:
-    group = Path("/sys/fs/cgroup/memory") / f"codescent-{os.getpid()}"
-    try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"no memory cgroup of version 1 can be made here: {error}")
-    try:
-        (group / "memory.limit_in_bytes").write_text(str(300 << 20))
-        command = shlex.join([sys.executable, "-m", "codescent", "train", "run.toml", "--ranks", "2", *ENDLESS])
-        runs.append(run := Run(project, 2, ["sh", "-c", f"echo $$ > {group}/cgroup.procs; exec {command}"]))
-        code, _, err = run.end()
-        assert code == 137, err
-        assert re.search(
-            r"rank \d of 2 \(pid \d+\) was killed by SIGKILL \(9\): out of memory: meanwhile the kernel has killed \d+ "
-            r"process(es)? in this job's cgroup \(limit 300 MiB\)",
-            err,
-        )
-    finally:
-        for run in runs:
-            run.close()
-        group.rmdir()
 
 
 # who started the ranks

@@ -13,9 +13,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
-from runs import codescent, environment, losses, make_project, train
+from runs import codescent, environment, losses, make_project, started_by, train
 from test_running import ENDLESS, Run
 
 from codescent.base.stopping import LATER
@@ -235,9 +234,7 @@ def test_a_signal_to_one_rank_stops_the_loops_of_all(tmp_path: Path, loops: list
     """Without the file no launcher is told anything: the rank's exit code says that it has stopped on request."""
     loops.append(loop := Loop(tmp_path / "loop", COMMANDS["agent"], 10**6))
     loop.takes(2)
-    children = psutil.Process(loop.process.pid).children()
-    (victim,) = [one for one in children if one.environ()["RANK"] == "1"]
-    victim.send_signal(signal.SIGUSR1)
+    started_by(loop.process.pid)[1].send_signal(signal.SIGUSR1)
     code, _, err = loop.end()
     assert code == LATER, err
     assert "codescent: stopped by SIGUSR1 to rank 1; to be started again" in err

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import tokenizers as library
 from forker import Forker
-from runs import called, losses, make_project, start, train
+from runs import called, losses, make_project, start, started_by, train
 
 from codescent.checkpoint.checkpoints import Checkpoints, read_tensors
 from codescent.huggingface.tokens import library_text
@@ -57,7 +57,7 @@ def test_kill_and_resume_is_bitwise(project: Path, forker: Forker, layout: str) 
     process = start(project, "train", "run.toml", f"run.name={name}", *keys, "--ranks", str(ranks))
     wait_for_step(process, project / "runs" / name, 12)
     children = family(process)
-    victim = children[-1] if children else psutil.Process(process.pid)
+    victim = (started_by(process.pid) or [psutil.Process(process.pid)])[-1]
     victim.kill()
     process.communicate(timeout=60)
     assert process.returncode != 0

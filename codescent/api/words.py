@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from argparse import Namespace
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
 from codescent.base.messages import given_level
+from codescent.base.temporary_folder import temporary_folder
 from codescent.config.load import COMMAND_LINE, shipped
 from codescent.config.sections import SECTIONS
 from codescent.config.unknown_key import unknown_key, unknown_section
@@ -56,8 +56,8 @@ def arguments_of(verb: str, config: ConfigGiven, overrides: Mapping[str, Any]) -
             yield arguments
         return
     text = _toml(config)
-    with tempfile.TemporaryDirectory(prefix="codescent-") as folder:
-        file = Path(folder) / FILE
+    with temporary_folder("codescent-config-") as folder:
+        file = folder / FILE
         replace_file(file, text)
         arguments.config = str(file)
         with named_as_keywords(), named(file, DICT):

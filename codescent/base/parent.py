@@ -1,4 +1,4 @@
-"""In: nothing. Out: a thread that ends this process soon after its parent process has ended.
+"""In: nothing. Out: a thread that ends this process, and those that it has started, soon after its parent has ended.
 Does not save anything: a new start resumes the run from its last checkpoint."""
 
 from __future__ import annotations
@@ -7,6 +7,9 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
+
+from codescent.base.proc import shows_own_numbers
 
 PARENT = "CODESCENT_PARENT"
 """The process id of the command that has started a run and waits for its end, such as `codescent study`."""
@@ -60,7 +63,20 @@ def end_with_parent(who: str) -> None:
         words = f"codescent: {who} ends, because its parent process {_parent} has ended\n"
         try:
             os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, words.encode())
+            _kill_children()
         finally:
             os._exit(EXIT_CODE)
 
     threading.Thread(target=watch, name="codescent parent", daemon=True).start()
+
+
+def _kill_children() -> None:
+    """Kill the processes that this one has started, and those that they have: nobody else would end them now."""
+    import psutil  # noqa: PLC0415 - codescent imports this file first, and needs these two once
+
+    from codescent.base.temporary_folder import is_remover  # noqa: PLC0415
+
+    for child in psutil.Process().children(recursive=True) if shows_own_numbers() else ():
+        with suppress(psutil.Error):  # it has ended
+            if not is_remover(child.cmdline()):
+                child.kill()

@@ -4,6 +4,7 @@ Does not say what the fields mean (launch/process_state.py does)."""
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 PROC = Path("/proc")
@@ -12,10 +13,10 @@ PROC = Path("/proc")
 def stat_of(pid: int) -> list[str] | None:
     """The fields of /proc/PID/stat after the name. Empty: there is no such process. None: /proc cannot tell.
 
-    There may be no /proc. In a new PID namespace it may still be that of another one: then PID is another process.
+    There may be no /proc.
     """
     try:
-        if str((PROC / "self").readlink()) != str(os.getpid()):
+        if not shows_own_numbers():
             return None
         stat = (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -23,3 +24,16 @@ def stat_of(pid: int) -> list[str] | None:
     except OSError:  # such as too many open files
         return None
     return stat.rpartition(")")[2].split()
+
+
+def shows_own_numbers() -> bool:
+    """Whether the numbers that /proc and psutil have for processes are those of this process's signals.
+
+    In a new PID namespace /proc may still be that of another one: then a number is that of another process.
+    """
+    if sys.platform != "linux":
+        return True
+    try:
+        return str((PROC / "self").readlink()) == str(os.getpid())
+    except OSError:
+        return False

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from codescent.base.device_kinds import CPU, CUDA, GPUS, KINDS
 from codescent.base.errors import RunFailed, UserError
 from codescent.base.published import NO_SPACE, in_words
 from codescent.base.stopping import exit_code_of
+from codescent.base.temporary_folder import temporary_folder
 from codescent.collectives.task import (
     BF16,
     CRASHES,
@@ -182,15 +182,15 @@ class Survey:
         """
         names = [GROUP, *(name_of(call, dtype) for call in task.calls for dtype in (FP32, BF16))]
         names += [task.does] if task.does != PROBE else []
-        with tempfile.TemporaryDirectory(prefix="codescent-collectives-") as folder:
-            self._write(task, Path(folder))
+        with temporary_folder("codescent-collectives-") as folder:
+            self._write(task, folder)
             env = {"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ}
-            code = run_ranks([*self.command, folder], self.ranks, env, saves=False)
+            code = run_ranks([*self.command, str(folder)], self.ranks, env, saves=False)
             if code in map(exit_code_of, STOP_SIGNALS):
                 raise RanksEnded(code)
             if code and shutil.disk_usage(folder).free < LEAST_FREE_BYTES:
                 raise UserError(f"{folder}: {NO_SPACE}; {ELSEWHERE}")
-            said = [{line.name: line for line in lines(Path(folder), rank)} for rank in range(self.ranks)]
+            said = [{line.name: line for line in lines(folder, rank)} for rank in range(self.ranks)]
         found = dict(_merged(names, said, code))
         if GROUP not in found or (code and all(line.state == YES for line in found.values())):
             raise RanksEnded(code or 1)

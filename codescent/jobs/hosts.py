@@ -100,6 +100,7 @@ _START = [
     """    printf '%s%s\\n' "$agent" "$token" >&"$pipe" || true  # ssh says why""",
     "    first=$((first + slots[number]))",
     "done",
+    'rm -rf "$folder"  # all pipes are open: a script that is killed leaves no file',
 ]
 
 _WAIT = [

@@ -25,6 +25,8 @@ SAVE = ("USR1", "USR2")
 """Signals on which the ranks save and are to be started again."""
 PASSED = ("TERM", "INT", "HUP", *SAVE)
 """Signals that a script passes on to the launcher, which passes them on to the ranks."""
+KILL_S = 1
+"""Seconds between SIGTERM and SIGKILL for a launcher whose script was killed."""
 ANY_PORT = f"$(({PORTS[0]} + RANDOM % {len(PORTS)}))"
 """A port for one start of a run."""
 
@@ -172,9 +174,11 @@ def passing_on(words: Sequence[str], *, kills: bool = False, meanwhile: Sequence
         yield "how=USR1"
         yield """trap 'stopped=${stopped:-130}; pass "$how"; how=INT' INT"""
     yield from (f"trap 'pass {name}' {name}" for name in (SAVE if kills else PASSED))
+    yield from _if_killed()
     yield "# in a session of its own it gets Ctrl-C once, from this script"
-    yield command(["setsid", *words], "&")
+    yield command(["setsid", *words], f"{NOT_ALIVE} &")
     yield "launcher=$!"
+    yield 'echo "$launcher" >&"$alive"'
     yield 'if [ -n "$came" ]; then pass "$came"; fi'
     yield from meanwhile
     yield 'while kill -0 "$launcher" 2>/dev/null; do wait "$launcher" || true; done  # a signal ends a wait, too'
@@ -183,6 +187,25 @@ def passing_on(words: Sequence[str], *, kills: bool = False, meanwhile: Sequence
     yield from SAID
     if kills:
         yield f'if [ "$code" -eq {LATER} ]; then code=${{stopped:-$code}}; fi'
+
+
+NOT_ALIVE = "{alive}>&-"
+"""Closes the pipe of `_if_killed` in a process that lives on when the script is killed."""
+
+
+def _if_killed() -> Iterator[str]:
+    """End the launcher if the script is killed by SIGKILL, which it cannot pass on. Who reads from it sees its end."""
+    yield "# if this script is killed by SIGKILL, this pipe ends, and its reader ends the launcher. It has a session of"
+    yield "# its own: the whole group of this script may be killed"
+    yield "# shellcheck disable=SC2016 # the reader puts the values in"
+    yield "exec {alive}> >(exec setsid bash -c '"
+    yield f'    trap "" {" ".join(PASSED)}'
+    yield "    read -r launcher || exit"
+    yield '    read -r _ || kill -TERM "$launcher" || exit  # it has ended already'
+    yield f"    sleep {KILL_S}"
+    yield '    kill -KILL -- "-$launcher"'
+    yield f'    rm -f "${EXIT_FILE}"'
+    yield "' >/dev/null 2>&1)"
 
 
 def record(job: Job, hosts: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ from codescent.base.rank import LOOPBACK
 from codescent.base.stopping import EXIT_FILE
 from codescent.jobs.bash import Raw, command
 from codescent.jobs.job import Job
-from codescent.jobs.lines import ADDRESS, exit_file, head, left_behind, passing_on, setting, variables
+from codescent.jobs.lines import ADDRESS, NOT_ALIVE, exit_file, head, left_behind, passing_on, setting, variables
 
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
 """The agent passes them on. By itself it knows the first four."""
@@ -76,7 +76,7 @@ def _ending(job: Job) -> list[str]:
     return [
         "# when the ranks have saved, this agent would wait 5 minutes for one that a signal has ended already",
         f'(while [ ! -s "${EXIT_FILE}" ]; do sleep 1; kill -0 "$launcher" || exit; done',
-        ' kill -TERM "$launcher") >/dev/null 2>&1 &',
+        f' kill -TERM "$launcher") >/dev/null 2>&1 {NOT_ALIVE} &',
     ]
 
 

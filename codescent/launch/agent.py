@@ -7,7 +7,6 @@ import argparse
 import os
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Sequence
 from itertools import pairwise
@@ -18,8 +17,11 @@ from codescent.base.early import listen
 from codescent.base.errors import UserError
 from codescent.base.output import warn
 from codescent.base.rank import LOOPBACK
+from codescent.base.reading import read_text
 from codescent.base.stopping import EXIT_FILE, SAVING, reported
+from codescent.base.temporary_folder import temporary_folder
 from codescent.base.token import TOKEN, fresh
+from codescent.base.writing import open_new
 from codescent.launch.group import Group
 from codescent.launch.local import run_ranks
 
@@ -94,9 +96,10 @@ def _verb(words: Sequence[str]) -> str:
 
 def _examine(command: Sequence[str], group: Group, env: dict[str, str]) -> int:
     """Run the ranks of the doctor. What it finds is no failure of a rank: rank 0 writes its exit code to a file."""
-    with tempfile.NamedTemporaryFile("r", prefix="codescent-exit-") as file:
-        code = run_ranks(command, group, {**env, EXIT_FILE: file.name})
-        return code or reported(int(file.read() or 0), env)
+    with temporary_folder("codescent-exit-") as folder:
+        open_new(folder / "code", 0o600).close()
+        code = run_ranks(command, group, {**env, EXIT_FILE: str(folder / "code")})
+        return code or reported(int(read_text(folder / "code") or 0), env)
 
 
 def _endpoint(text: str) -> tuple[str, int]:

@@ -4,6 +4,7 @@ Does not print (local.py does). Without a run folder, such as that of an own loo
 from __future__ import annotations
 
 import functools
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -22,10 +23,11 @@ class HangRecord:
 
     Args:
         pages: have the path of the run folder, once a rank knows it.
-        spare: a folder for hang.txt, if there is no run folder, or its disk does not answer.
+        spare: a folder for hang.txt, if there is no run folder, or its disk does not answer. None: it is made then,
+            so that nothing is left of a process that is killed before.
     """
 
-    def __init__(self, pages: Pages, spare: Path) -> None:
+    def __init__(self, pages: Pages, spare: Path | None = None) -> None:
         self._pages, self._spare = pages, spare
         self._texts: list[str] = []
         self._silent = False  # whether the disk of the run folder does not answer
@@ -41,6 +43,7 @@ class HangRecord:
         if self._apart(content, event):
             return Path(self._pages.folder) / HANG
         with suppress(OSError):
+            self._spare = self._spare or Path(tempfile.mkdtemp(prefix="codescent-hang-"))
             replace_file(self._spare / HANG, content)
             return self._spare / HANG
         return None

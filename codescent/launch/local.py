@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -24,8 +23,8 @@ from codescent.base.messages import detail
 from codescent.base.output import new_line, warn
 from codescent.base.progress import ENDED, PROGRESS_FD, Pages, shared_memory
 from codescent.base.stopping import EXIT_FILE, SAVING, STOPPING, exit_code_of, reported
+from codescent.base.temporary_folder import TemporaryFolder
 from codescent.base.token import TOKEN
-from codescent.base.writing import remove_folder
 from codescent.launch.endings import Endings
 from codescent.launch.environment import LATE, STORE_FD
 from codescent.launch.group import Group
@@ -166,9 +165,10 @@ class _Ranks:
 
     def __enter__(self) -> _Ranks:
         try:
-            self._logs = Path(tempfile.mkdtemp(prefix="codescent-ranks-"))
+            self._folder = TemporaryFolder("codescent-ranks-")  # ends with this process, and so do the ranks
         except OSError as error:
             raise UserError(f"the ranks' logs: {error.strerror}; set TMPDIR to a folder with free space") from error
+        self._logs, self._env = self._folder.path, {**self._env, **self._folder.mark}
         pages, is_whole = Pages.of({PROGRESS_FD: str(self._progress)}), self._group.is_local
         assert pages is not None
         self._others = OtherHosts(pages, {**self._env, **({TOKEN: self._group.token} if self._group.token else {})})
@@ -197,8 +197,7 @@ class _Ranks:
         os.close(self._progress)
         self._stacks.close()
         self._others.close()
-        if not self._crashed():
-            remove_folder(Path(self._logs), ignore_errors=True)
+        self._folder.close(keep=self._crashed())
 
     def _start(
         self, rank: int, listener: socket.socket | None, *, late: bool = False, slot: int | None = None

@@ -7,16 +7,14 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import time
+from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
 
 from codescent.base.output import warn
 from codescent.base.progress import ENDED, Pages
-from codescent.base.writing import remove_empty
 from codescent.launch.hang_record import HangRecord
+from codescent.launch.memory_kills import evidence, is_suspected, memory_kills
 from codescent.launch.other_hosts import OtherHosts
 from codescent.launch.process_state import state_of
 from codescent.launch.stacks import Stacks
@@ -24,6 +22,8 @@ from codescent.launch.supervisor import Stopped, Supervisor, host, where_of
 
 LOOK_EVERY_S, END_EVERY_S = 1.0, 0.2
 """Seconds between two looks at the pages, and between two looks whether the ranks have ended."""
+KEPT_COUNTS = 6
+"""Counts of out-of-memory kills: one each LOOK_EVERY_S."""
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP)
 """Signals for the ranks, which a launcher may send to all processes of a job."""
 
@@ -34,28 +34,24 @@ def main(words: Sequence[str]) -> int:
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
     world, local, descriptor, listener = map(int, words)
-    spare = Path(tempfile.mkdtemp(prefix="codescent-hang-"))
-    try:
-        pages = Pages(descriptor, world)
-        others = OtherHosts(pages, os.environ)
-        if listener >= 0:
-            others.serve(socket.socket(fileno=listener))
-        _RanksOfHost(pages, local, spare, others).watch()
-    finally:
-        with suppress(OSError):  # a verdict is in it
-            remove_empty(spare)
+    pages = Pages(descriptor, world)
+    others = OtherHosts(pages, os.environ)
+    if listener >= 0:
+        others.serve(socket.socket(fileno=listener))
+    _RanksOfHost(pages, local, others).watch()
     return 0
 
 
 class _RanksOfHost:
     """The ranks of this host, which are not children of this process."""
 
-    def __init__(self, pages: Pages, local: int, spare: Path, others: OtherHosts) -> None:
+    def __init__(self, pages: Pages, local: int, others: OtherHosts) -> None:
         self.pages, self.local, self.stacks = pages, local, Stacks()
         self.pids: dict[int, int] = {}
         self.ended: set[int] = set()
         self.named = False
-        known = self.stacks, HangRecord(pages, spare), others
+        self.kills = deque([memory_kills()], maxlen=KEPT_COUNTS)  # a killed process ends some seconds later
+        known = self.stacks, HangRecord(pages), others
         self.supervisor = Supervisor(pages, pages.ranks, Stopped(), *known, is_whole=local == pages.ranks)
 
     def watch(self) -> None:
@@ -68,6 +64,7 @@ class _RanksOfHost:
             self._collect()
             if time.monotonic() >= look_s:
                 look_s = time.monotonic() + LOOK_EVERY_S
+                self.kills.append(memory_kills())
                 running = {rank: pid for rank, pid in self.pids.items() if rank not in self.ended}
                 warn(*(f"codescent: {line}" for line in self.supervisor.look(running)))
             time.sleep(END_EVERY_S)
@@ -93,7 +90,9 @@ class _RanksOfHost:
                 self.named |= page.failed_s > 0  # it has printed its error
             elif not self.named:
                 self.named = True
-                how = f"has ended {where_of(page)}, without an error of its own: it was killed, or the script left"
+                found = evidence(self.kills[0])
+                why = found if is_suspected(found) else ": it was killed, or the script left"
+                how = f"has ended {where_of(page)}, without an error of its own{why}"
                 warn(f"codescent: rank {rank} of {self.pages.ranks} (pid {pid} on {host()}) {how}")
                 self.supervisor.record_crash(rank, pid, how)
 

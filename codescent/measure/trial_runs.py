@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from codescent.base.errors import UserError
+from codescent.base.temporary_folder import temporary_folder
 from codescent.clusters.by_links import of_device
 from codescent.cost.stage_memory import memory
 from codescent.launch.allocator import MARKER
@@ -57,9 +57,9 @@ class HeldBesides(NamedTuple):
 
 def measure() -> HeldBesides:
     """Train both sizes on one core. Takes about half a minute. Raises UserError: a trial does not run."""
-    with _stopping_cleanly(), tempfile.TemporaryDirectory(prefix="codescent-trial-") as name:
-        (Path(name) / "text.txt").write_text(TEXT, "utf-8")
-        (small, of_small), (large, of_large) = (_trial(Path(name), size) for size in SIZES)
+    with _stopping_cleanly(), temporary_folder("codescent-trial-") as folder:
+        (folder / "text.txt").write_text(TEXT, "utf-8")
+        (small, of_small), (large, of_large) = (_trial(folder, size) for size in SIZES)
     held = small - of_small
     return HeldBesides(round(held), max(0.0, (large - held) / of_large - 1.0))
 

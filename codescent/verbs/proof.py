@@ -3,13 +3,13 @@ Does not know layouts (prove.py does) or faults (prove_faults.py does)."""
 
 from __future__ import annotations
 
-import tempfile
 from argparse import Namespace
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from codescent.base.errors import UserError
+from codescent.base.temporary_folder import temporary_folder
 from codescent.config.rate_schedules import of_optimizer
 from codescent.config.sections import Config, Optimizer
 from codescent.results import stopped_by_signals
@@ -22,8 +22,8 @@ TOLERANCE: Mapping[str, float] = {"fp64": 1e-9, "fp32": 1e-4}
 @contextmanager
 def folder_of_proof() -> Iterator[Path]:
     """A temporary folder for runs. If this command is stopped, they are stopped, and the folder is removed."""
-    with stopped_by_signals(), tempfile.TemporaryDirectory(prefix="codescent-prove-") as folder:
-        yield Path(folder)
+    with stopped_by_signals(), temporary_folder("codescent-prove-") as folder:
+        yield folder
 
 
 def words_of_proof(given: Config, steps: int, precision: str, period: int = 1) -> list[str]:

@@ -1,5 +1,5 @@
 """In: small programs as ranks, of which one dies. Out: their launcher names it at once, and not its neighbour.
-Does not train: test_running.py kills ranks of runs, and makes a cgroup without memory."""
+Does not train: test_running.py kills ranks of runs, test_memory_kill.py has the kernel kill one."""
 
 from __future__ import annotations
 

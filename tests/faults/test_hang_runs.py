@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from runs import environment, make_project, start
+from runs import environment, make_project, start, started_by
 
 from codescent.record import RunFolder
 
@@ -101,10 +101,7 @@ def test_f3_a_stopped_rank(tmp_path: Path) -> None:
     while not metrics.exists() or metrics.stat().st_size < 20_000:
         assert run.poll() is None
         time.sleep(0.1)
-    children = subprocess.run(
-        ["pgrep", "-P", str(run.pid), "-f", "codescent train"], capture_output=True, text=True, check=True
-    )
-    victim = sorted(map(int, children.stdout.split()))[1]
+    victim = started_by(run.pid)[1].pid
     os.kill(victim, signal.SIGSTOP)
     stopped_s = time.monotonic()
     _, err = run.communicate(timeout=100)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from hanging import RANK, events, until
-from runs import make_project, start
+from runs import make_project, start, started_by
 from test_launch_local import Launch
 
 from codescent.base.page import Page, Took
@@ -116,8 +116,7 @@ def test_f17_a_rank_with_a_fifth_of_a_processor(tmp_path: Path) -> None:
         while not metrics.exists() or metrics.stat().st_size < 5_000:
             assert run.poll() is None
             time.sleep(0.1)
-        (ranks,) = [Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()]
-        (group / "cgroup.procs").write_text(ranks[1])
+        (group / "cgroup.procs").write_text(str(started_by(run.pid)[1].pid))
         events = tmp_path / "runs" / "a" / "events.jsonl"
         while '"straggler"' not in events.read_text():
             assert run.poll() is None

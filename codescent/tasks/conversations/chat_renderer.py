@@ -5,6 +5,7 @@ Does not compile or render in this process: chat_jinja.py does, in the other one
 from __future__ import annotations
 
 import atexit
+import fcntl
 import gc
 import json
 import math
@@ -161,9 +162,10 @@ def _answer(request: bytes) -> dict[str, Any]:
 
 
 def serve(handle: int) -> None:
-    """Answer requests until the parent ends the connection. A request that takes far too long ends this process.
+    """Answer requests until the parent ends the connection.
 
-    So it does not outlive its parent for long, whatever it computes.
+    While it computes, the end of the parent ends this process: Linux then sends a signal. Elsewhere a request that
+    takes far too long ends it.
     """
     connection = Connection(handle)
     with suppress(OSError, ValueError):  # not everywhere; the limit of time remains
@@ -174,8 +176,23 @@ def serve(handle: int) -> None:
         while True:
             request = connection.recv_bytes()
             signal.alarm(2 * math.ceil(LIMIT_S))  # the parent ends it earlier, if there is one
+            _signals_end(handle, True)
+            if connection.poll(0):  # the parent has ended meanwhile
+                return
             answer = _answer(request)
+            _signals_end(handle, False)
             if "greedy" in answer:
                 gc.collect()  # an error holds what the template made: the next one would lack this memory
             connection.send_bytes(json.dumps(answer).encode())
             signal.alarm(0)
+
+
+def _signals_end(handle: int, wanted: bool) -> None:
+    """Whether the kernel sends SIGIO, which ends this process, when the other end of a connection is closed.
+
+    A thread could not look for the parent: a filter of a template may hold the interpreter's lock for minutes.
+    """
+    if sys.platform == "linux":  # elsewhere a process ignores SIGIO
+        fcntl.fcntl(handle, fcntl.F_SETOWN, os.getpid())
+        flags = fcntl.fcntl(handle, fcntl.F_GETFL) & ~os.O_ASYNC
+        fcntl.fcntl(handle, fcntl.F_SETFL, flags | (os.O_ASYNC if wanted else 0))
