@@ -109,7 +109,7 @@ class Run:
         """Process ids of the ranks in the order of their starts, then of a spare, which is the newest."""
         with suppress(psutil.NoSuchProcess):
             found = psutil.Process(self.process.pid).children()
-            return sorted(one.pid for one in found if one.status() != psutil.STATUS_ZOMBIE)
+            return sorted(one.pid for one in found if one.status() != psutil.STATUS_ZOMBIE and "train" in one.cmdline())
         return []
 
     def until(self, holds: Callable[[], bool], seconds: float = 120.0) -> float:

@@ -51,7 +51,9 @@ class Started:
 
     def children(self) -> list[int]:
         """The processes that the launcher has started, and that live."""
-        found = subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=False)
+        found = subprocess.run(
+            ["pgrep", "-P", str(self.process.pid), "-f", "codescent train"], capture_output=True, text=True, check=False
+        )
         return [*map(int, found.stdout.split())]
 
     def pid_of(self, rank: int) -> int:
