@@ -110,9 +110,12 @@ class Executor:
             self.messages.begin(self.program, self.plan.work.microbatch_size)
         with closing(self.instruments.each(self.program, number)) as instructions:  # also after an error
             for instruction in instructions:
-                if instruction.verb in CHANGING:
-                    self.let_change()
-                self.arms[instruction.verb](instruction)
+                self._execute(instruction)
+
+    def _execute(self, instruction: Instruction) -> None:
+        if instruction.verb in CHANGING:
+            self.let_change()
+        self.arms[instruction.verb](instruction)
 
     def let_change(self) -> None:
         """Whoever changes weights or the optimizer's state calls this first: another thread may still read them."""
