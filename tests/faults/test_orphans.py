@@ -28,7 +28,7 @@ import hosts
 from codescent.base.temporary_folder import TemporaryFolder, is_remover
 
 pytestmark = [
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(200),
     pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux ends processes with their parents"),
 ]
 
@@ -40,8 +40,8 @@ LONG = (
 """A run that does not end by itself."""
 
 
-def until(true: Callable[[], object], what: object = "") -> None:
-    end_s = time.monotonic() + 60
+def until(true: Callable[[], object], what: object = "", most_s: float = 30.0) -> None:
+    end_s = time.monotonic() + most_s
     while not true():
         assert time.monotonic() < end_s, what() if callable(what) else what
         time.sleep(0.02)
@@ -60,32 +60,46 @@ def with_word(word: Path) -> list[int]:
 # quick: processes of our own
 
 
-def test_f7_a_killed_launcher_leaves_no_rank_no_worker_and_no_log(tmp_path: Path) -> None:
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[[int, str], Launch]]:
+    """A launcher whose ranks run a program. What is left of it is killed."""
+    runs: list[Launch] = []
+
+    def start(ranks: int, program: str) -> Launch:
+        runs.append(Launch(tmp_path, ranks, program))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        for one in run.seen:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()  # before it is waited for: it may hold the launcher's output open
+        run.close()
+
+
+Start = Callable[[int, str], Launch]
+
+
+def test_f7_a_killed_launcher_leaves_no_rank_no_worker_and_no_log(launch: Start) -> None:
     """Fault: the kernel ends the ranks alone: what they have started lives on, the folder with their output stays."""
     worker = "child = subprocess.Popen(['sleep', '600'], start_new_session=True); ready(child=child.pid)"
-    run = Launch(tmp_path, 2, f"{worker}; wait_for('never')")
-    try:
-        run.pids()
-        assert len(run.seen) == 5, "two ranks with a worker each, and who removes the folder"
-        assert [path.name[:16] for path in run.logs.iterdir()] == ["codescent-ranks-"]
-        run.process.kill()
-        until(lambda: not any(map(is_alive, run.seen)) and not list(run.logs.iterdir()))
-    finally:
-        run.close()
+    run = launch(2, f"{worker}; wait_for('never')")
+    run.pids()
+    assert len(run.seen) == 5, "two ranks with a worker each, and who removes the folder"
+    assert [path.name[:16] for path in run.logs.iterdir()] == ["codescent-ranks-"]
+    run.process.kill()
+    until(lambda: not any(map(is_alive, run.seen)) and not list(run.logs.iterdir()))
 
 
-def test_who_removes_a_folder_outlives_the_group_of_its_launcher(tmp_path: Path) -> None:
+def test_who_removes_a_folder_outlives_the_group_of_its_launcher(launch: Start) -> None:
     """Fault: a signal to all processes of a job, or to their group, ends the process that would have cleaned up."""
-    run = Launch(tmp_path, 1, "ready(); wait_for('never')")
-    try:
-        run.pids()
-        (remover,) = [one for one in run.seen if is_remover(one.cmdline())]
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-            remover.send_signal(number)  # a scheduler may send them to all processes of a job
-        os.killpg(run.process.pid, signal.SIGKILL)
-        until(lambda: not any(map(is_alive, run.seen)) and not list(run.logs.iterdir()))
-    finally:
-        run.close()
+    run = launch(1, "ready(); wait_for('never')")
+    run.pids()
+    (remover,) = [one for one in run.seen if is_remover(one.cmdline())]
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        remover.send_signal(number)  # a scheduler may send them to all processes of a job
+    os.killpg(run.process.pid, signal.SIGKILL)
+    until(lambda: not any(map(is_alive, run.seen)) and not list(run.logs.iterdir()))
 
 
 CHILD = """
@@ -174,7 +188,7 @@ def running(folder: Path, *command: str) -> Iterator[subprocess.Popen[str]]:
 def trains(folder: Path, process: subprocess.Popen[str]) -> None:
     """Wait until the run `long` has done some steps."""
     csv = folder / "runs" / "long" / "metrics.csv"
-    until(lambda: process.poll() is not None or (csv.exists() and csv.read_text().count("\n") > 5))
+    until(lambda: process.poll() is not None or (csv.exists() and csv.read_text().count("\n") > 5), most_s=100)
     assert process.poll() is None, process.communicate()
 
 
@@ -255,6 +269,6 @@ def test_f7_a_killed_supervisor_of_another_launcher_leaves_nothing(folder: Path)
 def test_a_killed_command_that_starts_runs_leaves_nothing(folder: Path, words: tuple[str, ...]) -> None:
     """Fault: the folder of the runs stays in TMPDIR, or the run goes on in it."""
     with running(folder, sys.executable, "-m", "codescent", *words) as process:
-        until(lambda: list((folder / "tmp").glob("codescent-prove-*/run1/metrics.csv")))
+        until(lambda: list((folder / "tmp").glob("codescent-prove-*/run1/metrics.csv")), most_s=100)
         process.kill()
         until(lambda: not with_word(folder / "tmp" / "codescent-prove-") and not left(folder), lambda: left(folder))
