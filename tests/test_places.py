@@ -30,11 +30,18 @@ def test_the_window_of_losses_moves_on() -> None:
     found = losses(most=2)
     assert [found.add(at, step=9, progressed=True) for at in (0.0, 10.0)] == ["", ""]
     assert found.add(20.0, step=9, progressed=True) == (
-        "2 losses of ranks came before within 3600 s (survive.max_restarts); "
+        "survive.max_restarts = 2: it is one loss of ranks more within 3600 s; "
         "step 9 was under way, with samples 97 to 108"
     )
     assert found.add(HOUR + 5.0, step=12, progressed=True) == "", "the first one is over"
     assert found.count == 3
+
+
+def test_deaths_at_the_same_time_are_one_loss() -> None:
+    """Fault: four ranks that a host loses at once count as four starts, and the run ends."""
+    found = losses(most=1)
+    assert [found.add(at, step=9, progressed=at == 0.0) for at in (0.0, 0.01, 0.02, 0.9)] == [""] * 4
+    assert found.count == 1
 
 
 def test_two_starts_without_a_step_end_the_run() -> None:
@@ -93,6 +100,12 @@ def test_waits_for_new_processes_where_no_layout_fits() -> None:
     (new,) = places.new_slots(1)
     places.after_loss([1])
     assert places.ranks == [0, new]
+
+
+def test_too_few_processes() -> None:
+    """Fault: where no process can be started the launcher ends with an index error."""
+    places = Places(2, Survive(losses()))
+    assert not places.after_loss([1])
 
 
 def test_all_ranks_die_at_once() -> None:

@@ -84,7 +84,8 @@ def trained(arguments: Namespace) -> Run:
     origins = {key: KEYWORDS if origin == COMMAND_LINE else origin for key, origin in loaded.origins.items()}
     folder = run_folder(loaded.config)
     refuse_stale(loaded.config)
-    with as_before(computes=loaded.config.parallel.ranks == 1), in_a_sentence(), errors_of_ranks() as problems:
+    here = loaded.config.parallel.ranks == 1 and loaded.config.survive.on_loss == "stop"
+    with as_before(computes=here), in_a_sentence(), errors_of_ranks() as problems:
         code = verb.main(arguments, dataclasses.replace(loaded, origins=origins))
     if code == 0 or code in ENDED:
         warn(*problems)  # of a rank whose end is no failure

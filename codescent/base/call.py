@@ -47,16 +47,31 @@ class CalledAnew(Exception):
     """The launcher has called the ranks together once more, while this one looked for the others."""
 
 
-_is_over: Callable[[], bool] | None = None  # of this process: whether there is a newer call than it follows
+_is_over: Callable[[bool], bool] | None = None  # of this process: whether there is a newer call than it follows
+_waits_without_limit = False
 
 
-def follow_calls(is_over: Callable[[], bool] | None) -> None:
+def follow_calls(is_over: Callable[[bool], bool] | None) -> None:
     """From now on `raise_if_called` asks this function; None: nobody calls this process."""
     global _is_over
     _is_over = is_over
 
 
-def raise_if_called() -> None:
-    """Raise CalledAnew if there is a newer call than this process follows. Who looks for other ranks asks often."""
-    if _is_over is not None and _is_over():
+def raise_if_called(*, agreed: bool = False) -> None:
+    """Raise CalledAnew if there is a newer call than this process follows. Who looks for other ranks asks often.
+
+    `agreed`: it has agreed to a list of ranks, so only a loss calls it away: the others may have met by this list.
+    """
+    if _is_over is not None and _is_over(agreed):
         raise CalledAnew("the ranks are called together anew")
+
+
+def wait_without_limit(whether: bool) -> None:
+    """Whether this process joins ranks that take steps: they come to the meeting when their step has ended."""
+    global _waits_without_limit
+    _waits_without_limit = whether
+
+
+def waits_without_limit() -> bool:
+    """See `wait_without_limit`."""
+    return _waits_without_limit

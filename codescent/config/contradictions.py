@@ -41,6 +41,7 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
     yield from _lora_contradictions(config)
     yield from _restart_contradictions(config)
     yield from _checkpoint_contradictions(config)
+    yield from _loss_contradictions(config)
     yield from _spike_contradictions(config)
     yield from mixture_contradictions(config)
     for first, second in INSTEAD:
@@ -128,6 +129,16 @@ def _checkpoint_contradictions(config: Config) -> Iterator[Contradiction]:
                 f"given true, but with parallel.{name} = {json.dumps(getattr(parallel, name))} ranks take steps alone "
                 f"and may be lost while a save is under way: {what}, or checkpoint.asynchronous to false",
             )
+
+
+def _loss_contradictions(config: Config) -> Iterator[Contradiction]:
+    """Two rules for a rank that dies."""
+    if config.survive.on_loss != "stop" and config.parallel.restarts:
+        yield (
+            ("survive.on_loss", "parallel.restarts"),
+            f'given "{config.survive.on_loss}", but with parallel.restarts = {config.parallel.restarts} a worker of '
+            'servers that has died is started again alone: set it to 0, or survive.on_loss to "stop"',
+        )
 
 
 def _spike_contradictions(config: Config) -> Iterator[Contradiction]:

@@ -147,6 +147,7 @@ class _Ranks:
         self._paths: dict[int, Path] = {}  # of the log of each process
         self._port = 0
         self._restarts: Counter[int] = Counter()  # how often a rank was started again
+        self._restarts_of_waiting = 0  # processes that died while they waited for a place
         self._joining: set[int] = set()  # ranks that the others let in at the end of a step
         self._ended: set[int] = set()
         self._failed: dict[int, int] = {}  # rank to return code, in order of detection
@@ -364,13 +365,19 @@ class _Ranks:
 
     def _is_survived(self, rank: int, code: int) -> bool:
         """Whether the run may go on after the end of a rank: it has no error of its own, and nobody ends it."""
-        return not (self._failed or self._stop_signal is not None or self._gave_reason(rank, code))
+        ends = bool(self._failed or self._ended or self._stop_signal is not None) or self._supervisor.has_ended(rank)
+        return not (ends or self._gave_reason(rank, code))
 
     def _survive(self, lost: Mapping[int, int], places: Places) -> None:
         """Ranks have died, or processes that wait for a place, or some of these are ready: call all ranks together."""
         for slot, process in self._waiting().items():
-            if self._endings.code(process) is not None:
+            if (code := self._endings.code(process)) is not None:
                 places.forget(slot)
+                self._restarts_of_waiting += 1
+                _say(tail(self._paths[process.pid]))
+                _say(f"codescent: pid {process.pid}, which waited for a place, has ended with exit code {code}")
+                if self._restarts_of_waiting <= places.survive.losses.most:
+                    self._start_spares(lost)
         places.became_ready(slot for slot in [*places.waiting] if self._is_ready(slot))
         if not lost:
             over = self._stopping or self._stop_signal is not None or self._ended
@@ -386,12 +393,12 @@ class _Ranks:
             self._over, self._failed, self._named = f"the run ends: {why}", {**lost}, True
             return self._stop_others()
         self._ended -= set(lost)
-        gone = {*lost, *self._ended}  # who has ended well has nothing to do, but the others may wait for it
-        self._start_spares(len(gone))
-        places.after_loss(gone)
+        self._start_spares(lost)
+        if not places.after_loss(lost):
+            self._over, self._failed, self._named = "the run ends: no process can be started", {**lost}, True
+            return self._stop_others()
         self._call(places, is_urgent=True)
-        number = f"start {losses.count + 1} of at most {losses.most + 1}"
-        _say(f"codescent: {number}, with {len(places.ranks)} of {places.wanted} ranks")
+        _say(f"codescent: start {losses.count + 1}, with {len(places.ranks)} of {places.wanted} ranks")
 
     def _say_lost(self, rank: int, ending: str) -> None:
         """Name a rank that has died, and that the run survives."""
@@ -401,14 +408,19 @@ class _Ranks:
         _say(f"codescent: {who} {ending} {where_of(page)}")
         self._supervisor.record_crash(rank, process.pid, ending)
 
-    def _start_spares(self, count: int = 0) -> None:
-        """Start so many processes that wait for a place, and those of survive.spares that are missing."""
-        if self._places is None:
+    def _start_spares(self, lost: Collection[int] = ()) -> None:
+        """Start processes that wait for a place: as many as are missing of the ranks and the spares that are wanted."""
+        if (places := self._places) is None:
             return
-        there = len(self._places.waiting) + len(self._places.ready)
-        for slot in self._places.new_slots(count + max(0, self._places.survive.spares - there)):
+        there = len(places.ranks) - len(lost) + len(places.waiting) + len(places.ready)
+        for _ in range(places.wanted + places.survive.spares - there):
+            (slot,) = places.new_slots(1)
             self._supervisor.pages.clear(self._page_of(slot))
-            self._start(self._group.count - 1, None, slot=slot)
+            try:
+                self._start(places.wanted - 1, None, slot=slot)
+            except (UserError, OSError) as error:
+                places.forget(slot)
+                return _say(f"codescent: no process is started in place of one that has died: {error}")
 
     def _call(self, places: Places, *, is_urgent: bool) -> None:
         """Give each process its place, and tell all of them."""

@@ -3,11 +3,12 @@ Does not start or end a rank (local.py does)."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from codescent.base.counted import counted
-
+TOGETHER_S = 1.0
+"""Deaths within so many seconds are one loss."""
 IDLE_STARTS = 2
 """A run ends that has lost ranks after so many starts in a row without a finished step: it would be so for ever."""
 
@@ -29,6 +30,7 @@ class Losses:
     count: int = 0
     _times: deque[float] = field(default_factory=deque)
     _idle: int = 0
+    _last_s: float = -math.inf
 
     def add(self, now_s: float, *, step: int | None, progressed: bool) -> str:
         """Ranks have died. Returns why the run ends, in words; "": it goes on.
@@ -38,14 +40,17 @@ class Losses:
             step: that was under way, from 1; None: none was.
             progressed: a step was done since the ranks met.
         """
+        before_s, self._last_s = self._last_s, now_s
+        if now_s - before_s < TOGETHER_S:
+            return ""
         self._idle = 0 if progressed else self._idle + 1
         while self._times and self._times[0] <= now_s - self.window_s:
             self._times.popleft()
         if self._idle >= IDLE_STARTS:
             return f"{IDLE_STARTS} starts in a row lost ranks before they had done a step{self._at(step)}"
         if len(self._times) >= self.most:
-            times = counted(self.most, "loss")
-            return f"{times} of ranks came before within {self.window_s:g} s (survive.max_restarts){self._at(step)}"
+            more = f"it is one loss of ranks more within {self.window_s:g} s"
+            return f"survive.max_restarts = {self.most}: {more}{self._at(step)}"
         self._times.append(now_s)
         self.count += 1
         return ""

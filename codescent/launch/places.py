@@ -87,16 +87,20 @@ class Places:
             if slot in those:
                 those.remove(slot)
 
-    def after_loss(self, lost: Iterable[int]) -> None:
+    def after_loss(self, lost: Iterable[int]) -> bool:
         """Ranks have died: divide the others anew. Where a layout of fewer ranks is not allowed, or there is none,
-        processes that have just been started get the places that are left, and the others wait for them."""
+        processes that have just been started get the places that are left, and the others wait for them. Returns
+        whether there are processes for all places."""
         gone = set(lost)
         living = {rank: slot for rank, slot in enumerate(self.ranks) if rank not in gone}
         there = len(living) + len(self.ready)
         layout = Layout(self.wanted)
         if there < self.wanted and self.survive.fewer is not None and there:
             layout = self.survive.fewer(there) or layout
+        if there + len(self.waiting) < layout.ranks:
+            return False
         self._fill(living, layout)
+        return True
 
     def grows(self) -> bool:
         """More processes can take part than do: divide them anew. Returns whether the layout has become larger."""

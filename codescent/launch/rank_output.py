@@ -7,6 +7,7 @@ import io
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from typing import IO
 
@@ -22,7 +23,7 @@ class RankOutput:
     """
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
 
     @property
     def target(self) -> int | None:
@@ -32,13 +33,15 @@ class RankOutput:
     def follow(self, output: IO[bytes] | None) -> None:
         """Print the lines of a process that comes from `Popen` with `target`. They come until its output is closed."""
         if output is not None:
-            self._thread = threading.Thread(target=_print_lines, args=(output,), name="codescent rank 0", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=_print_lines, args=(output,), name="codescent rank 0", daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
     def finish(self) -> None:
         """Wait for the last lines."""
-        if self._thread is not None:
-            self._thread.join(REST_S)
+        end_s = time.monotonic() + REST_S
+        for thread in self._threads:
+            thread.join(max(0.0, end_s - time.monotonic()))
 
 
 def _prints_to_descriptor() -> bool:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from codescent.base import token
-from codescent.base.call import raise_if_called
+from codescent.base.call import raise_if_called, waits_without_limit
 from codescent.base.early import may_end, raise_if_asked, raise_if_signalled
 from codescent.base.errors import UserError
 from codescent.base.output import warn
@@ -130,7 +130,7 @@ class Search:
                 self._let_first_print(store)
                 raise
             store.close()
-            if self._spent_s() > self._seconds:
+            if self._spent_s() > self._seconds and not waits_without_limit():
                 raise self._unreached(error)
             time.sleep(AGAIN_S)
 
@@ -152,7 +152,7 @@ class Search:
             return self._other_token(at) if now_s - self._stranger[1] > min(STRANGER_S, self._seconds) else None
         if self._spent_s() > CHECK_S and self._looks_here():
             return self._own_name()
-        if self._spent_s() > self._seconds:
+        if self._spent_s() > self._seconds and not waits_without_limit():
             return self._unreached(error)
         self._notice(f"rank 0 at {self._shown()} ({error})")
         return None
@@ -172,7 +172,7 @@ class Search:
         me = about(this_rank)
         pause_s = min(0.2, 0.005 + 0.001 * this_rank.world_size)
         while True:
-            raise_if_called()
+            raise_if_called(agreed=bool(me["agrees"]))
             if not me["agrees"]:
                 self._stop_if_asked()
             answer = store.meet(me)

@@ -26,6 +26,8 @@ MEASURED_WITH: Mapping[str, Scalar] = {
     "checkpoint.last": False,
     "log.sample_tokens": 0,
     "log.tensorboard": False,
+    "survive.on_loss": "stop",
+    "survive.spares": 0,
 }
 """Keys of a run that is only measured, unless the study file sets them: nothing runs beside the steps."""
 

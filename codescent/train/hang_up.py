@@ -6,16 +6,17 @@ from __future__ import annotations
 import faulthandler
 import os
 import socket
+import stat
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from codescent.base.call import Call, CalledAnew, follow_calls
+from codescent.base.call import Call, CalledAnew, follow_calls, wait_without_limit
 from codescent.base.ending import is_failing
 from codescent.base.errors import RunFailed
-from codescent.base.progress import Pages
+from codescent.base.progress import PREPARATION, OwnPage, Pages
 from codescent.coupling.lost_peer import is_lost_peer
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 0.05
 """Seconds between two looks at the number."""
-UNWIND_S = 20.0
+UNWIND_S = 60.0
 """Seconds from the loss until this rank has let go of everything. Else it ends, and is started again itself."""
 
 
@@ -54,19 +55,21 @@ class Alarm:
     def __init__(self, pages: Pages) -> None:
         self._pages, self.call = pages, Call()
         self.held: HeldTensors | None = None
-        self._unwinds_s: float | None = None  # since when
+        self._loss = 0, 0.0  # the number of the last urgent call, and since when this rank lets go of its run
+        self._is_alone = False  # nobody waits for a world of one rank
         self._over = False
         threading.Thread(target=self._watch, name="codescent alarm", daemon=True).start()
         Alarm.current = self
-        follow_calls(lambda: self.asks)
+        follow_calls(self._is_over)
 
     def follow(self, least: int) -> Call:
         """Wait until the launcher gives this process a place, in a call of at least this number. Returns the call."""
-        self._unwinds_s = None
-        while (call := self._pages.call).number < least or (call.number and os.getpid() not in call.places):
-            self.call = call
+        pid, had_place = os.getpid(), self.call.number == 0 == least or os.getpid() in self.call.places
+        while (call := self._pages.call).number < least or (call.number and pid not in call.places):
+            self.call, self.held, had_place = call, None, False  # the others go on, and soon this step is an old one
             time.sleep(LOOK_EVERY_S)
-        self.call = call
+        self.call, self._is_alone = call, len(call.places) == 1
+        wait_without_limit(not (call.is_urgent or had_place))  # for the end of a step of the others
         return call
 
     def close(self) -> None:
@@ -84,16 +87,29 @@ class Alarm:
         """Whether the launcher wants other ranks to take part from the end of this step on."""
         return self._pages.call.number > self.call.number
 
+    def _is_over(self, agreed: bool) -> bool:
+        """Whether this process follows an old call. Who has agreed to a list of ranks leaves it only after a loss."""
+        return self.rings if agreed else self.asks
+
     def _watch(self) -> None:
         while not self._over:
             time.sleep(LOOK_EVERY_S)
-            if self._unwinds_s is None and self.rings:
-                self._unwinds_s = time.monotonic()
-                hang_up()
-            elif self._unwinds_s is not None and time.monotonic() - self._unwinds_s > UNWIND_S:
+            call, now_s = self._pages.call, time.monotonic()
+            if not call.is_urgent or call.number <= self.call.number:
+                continue
+            if self._loss[0] != call.number or _prepares() or self._is_alone:
+                if self._loss[0] != call.number:
+                    hang_up()
+                self._loss = call.number, now_s
+            elif now_s - self._loss[1] > UNWIND_S:
                 os.write(2, f"codescent: {UNWIND_S:g} s after a loss this rank still has its run; it ends\n".encode())
                 faulthandler.dump_traceback(2)
                 os._exit(RunFailed.exit_code)
+
+
+def _prepares() -> bool:
+    """Whether this rank prepares data, which may take hours, and which is not to be lost."""
+    return OwnPage.current is not None and OwnPage.current.section == PREPARATION
 
 
 def is_called() -> bool:
@@ -110,16 +126,30 @@ def outlives(error: BaseException | None) -> bool:
 
 
 def hang_up() -> None:
-    """Shut all connections of this process to addresses of this machine and of other ranks, in both directions.
+    """Shut all TCP connections of this process, in both directions.
 
     Whoever waits on one of them, here or there, gets an error. So a loss reaches every rank at once: gloo alone tells
     only the neighbours of the dead, and `ProcessGroup.abort` ends no wait of gloo. Sockets that listen stay: gloo ends
     the process if one of its own fails.
     """
     descriptors = Path("/proc/self/fd")
-    for entry in [*(descriptors if descriptors.is_dir() else Path("/dev/fd")).iterdir()]:
-        # An error: it is closed meanwhile, is no socket, or is not connected.
-        with suppress(OSError), socket.socket(fileno=os.dup(int(entry.name))) as peer:
-            if peer.family in (socket.AF_INET, socket.AF_INET6) and peer.type == socket.SOCK_STREAM:
-                peer.getpeername()
-                peer.shutdown(socket.SHUT_RDWR)
+    with suppress(OSError):  # there are no more descriptors, not even for the list
+        for entry in [*(descriptors if descriptors.is_dir() else Path("/dev/fd")).iterdir()]:
+            with suppress(OSError):  # it is closed meanwhile, or is not connected
+                _shut(int(entry.name))
+
+
+def _shut(descriptor: int) -> None:
+    """Shut a connection. What is no connection stays as it is."""
+    if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+        return
+    copy = os.dup(descriptor)
+    try:
+        peer = socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
+    with peer:
+        if peer.family in (socket.AF_INET, socket.AF_INET6) and peer.type == socket.SOCK_STREAM:
+            peer.getpeername()
+            peer.shutdown(socket.SHUT_RDWR)

@@ -58,11 +58,17 @@ def in_memory(checkpoints: Checkpoints, is_written: Callable[[int], bool]) -> Me
     held = alarm.held if alarm.held is not None and alarm.held.tensors else None  # else it was loaded
     found = find(held, checkpoints.folder, _tell)
     alarm.held = None if found is None else found.held  # another loss may come before it is loaded
-    if found is None or from_first(UserError, lambda: is_written(found.step)):
+    if found is None:
+        return None
+
+    def counts() -> bool:
+        return is_written(found.step) and (checkpoints.newest_step() or 0) <= found.step
+
+    if from_first(UserError, counts):
         return found
     found.held.tensors.clear()
     if rank() == 0:
-        _tell(f"step {found.step} is done again: its row or its checkpoint was not written")
+        _tell(f"step {found.step} is done again: its row or its checkpoint was not written, or a newer one was")
     return None
 
 

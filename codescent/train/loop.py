@@ -35,7 +35,7 @@ from codescent.train.regroup import ends_or_regroups
 from codescent.train.report import Report
 from codescent.train.result import Launched, StepResult
 from codescent.train.saving import Saving, completing
-from codescent.train.skips import SKIPS_ALLOWED, Culprit, Skips
+from codescent.train.skips import Culprit, Skips
 from codescent.train.standing import Standing
 from codescent.train.starts import before_it_begins, counted_if_stopped, refuse_idle, refuse_restarts
 from codescent.train.stop import StopRequest
@@ -143,8 +143,8 @@ class _Steps:
             if self.profiler.torch is not None:
                 self._profiled(step)
             if stops and step < self.standing.last:
-                self.stop.is_obeyed = True
-                return Outcome(self.run.path, step, self.report.stopped(step, together(UserError, self.stop.received)))
+                code = self.report.stopped(step, together(UserError, self.stop.received))
+                return self.stop.obeyed(Outcome(self.run.path, step, code))
             if before is None:
                 step = self._replace_if_asked(step)
         self.saving.end(step)
@@ -272,7 +272,7 @@ class _Steps:
         if standing.validations.exhausted and not (standing.skipped or result.stop):  # else: after the next good step
             standing.last, due = step, self.dues.at(step, step)
         self._write(step, rate, result, found, line=due.line)
-        if standing.skipped and (result.stop or step == standing.last or standing.skipped >= SKIPS_ALLOWED):
+        if self.skips.end_the_run(step, result):
             why = f"loss or gradients are not finite, skipped steps in a row: {standing.skipped}"
             raise self.saving.failed(step, why, ruined_step=standing.good, culprit=self.culprit.words)
         if result.stop:

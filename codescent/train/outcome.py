@@ -19,6 +19,7 @@ class Outcome:
         step: the number of steps done.
         exit_code: 0; of a stop on request: 75 (to be started again), or 128 + the signal; or GOES_ON.
         suggests_best: the run ended early, and `checkpoint.keep_best` has kept a better checkpoint than the newest.
+        rank: of this process at the end; None: that with which it was started.
         has_trained: False: the run had no step left to do.
     """
 
@@ -27,3 +28,4 @@ class Outcome:
     exit_code: int
     suggests_best: bool = False
     has_trained: bool = True
+    rank: int | None = None

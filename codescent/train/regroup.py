@@ -52,12 +52,13 @@ def train_on(config: Config, this_rank: Rank, *, resume: bool, notes: Sequence[s
             try:
                 outcome = train(config, this_rank, resume=resume, notes=notes)
                 if outcome.exit_code != GOES_ON:
-                    return outcome
+                    return replace(outcome, rank=this_rank.rank)
             except Exception as error:
                 if not outlives(error):
                     raise
                 clear_frames(error.__traceback__)
-                alarm.held = error.held if isinstance(error, Regroup) else None
+                if isinstance(error, Regroup):  # else it had not loaded them yet
+                    alarm.held = error.held
                 detail(f"{this_rank.here()}: {error}")
                 warn(f"codescent: {this_rank.here()}: lost another rank, and meets the others anew")
             gc.collect()  # the trainer of before has gone before another one is made
@@ -76,7 +77,9 @@ def _wait_for_a_place(pages: Pages, page: int) -> None:
 def _placed(this_rank: Rank, call: Call) -> Rank:
     """This process as a rank of a call."""
     rank, ranks = call.places[os.getpid()], len(call.places)
-    return replace(this_rank, rank=rank, local_rank=rank, world_size=ranks, local_world_size=ranks, store_fd=None)
+    return replace(
+        this_rank, rank=rank, local_rank=rank, world_size=ranks, local_world_size=ranks, store_fd=None, late=False
+    )
 
 
 @contextmanager

@@ -37,6 +37,7 @@ from codescent.train.corpora import corpus_columns
 from codescent.train.display import Display, StepShown
 from codescent.train.dues import row_every
 from codescent.train.fault_report import FaultReport
+from codescent.train.hang_up import Regroup
 from codescent.train.heal import no_majority
 from codescent.train.introduction import description, drawn_weights, introduction, read_weights
 from codescent.train.loggers import END, START, Failure, Logger, Loggers
@@ -96,7 +97,8 @@ class Report:
         if error is not None:
             record(error, self.run)
         with suppress(UserError):
-            self.loggers.send(END, {"problem": None if error is None else str(error) or repr(error)})
+            ends_well = error is None or isinstance(error, Regroup)  # it goes on in the same process
+            self.loggers.send(END, {"problem": None if ends_well else str(error) or repr(error)})
         self.board.close()
         self.display.__exit__(kind, error, trace)
 

@@ -95,6 +95,13 @@ class Skips:
         if result.skipped:
             self._say(step, result)
 
+    def end_the_run(self, step: int, result: StepResult) -> bool:
+        """Whether skipped steps end the run: they are too many, or the run ends with them. Collective of a stop."""
+        if not self.standing.skipped:
+            return False
+        too_many = step == self.standing.last or self.standing.skipped >= SKIPS_ALLOWED
+        return too_many or (result.stop and self.stop.is_final())
+
     def count(self, step: int, result: StepResult) -> bool:
         """Count a step of which all ranks know. Collective if it was skipped. Returns whether it is undone: see `back`.
 

@@ -13,12 +13,14 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
+from codescent.base.agreement import together
 from codescent.base.early import first_signal, handles_signals
+from codescent.base.errors import UserError
 from codescent.base.output import new_line
 from codescent.base.stopping import LATER, SAVING, STOPPING, TIME_LIMIT, exit_code_of
 from codescent.base.time_limit import in_words
 from codescent.train.hang_up import is_called
-from codescent.train.outcome import GOES_ON
+from codescent.train.outcome import GOES_ON, Outcome
 
 SAVES, STOPS = "saves and stops after this step", "stops after this step"
 """What a run does when it is asked to stop."""
@@ -48,6 +50,7 @@ class StopRequest:
         self.is_over = False  # the time limit has come before any signal
         self.must_meet = False  # this rank has seen that the run ends: all ranks meet, as if it were asked to stop
         self.is_obeyed = False  # this process ends by the request, its own or another rank's
+        self.goes_on = False  # this process goes on at once, with other ranks
         self._first = 0.0
         self._spares, self._process = spares, os.getpid()
         self._before: dict[int, Any] = {}
@@ -64,11 +67,13 @@ class StopRequest:
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
-            if not self.is_obeyed:
+            if not self.is_obeyed or self.goes_on:
                 if handler is not None:  # that of native code from before Python, which cannot put it back
                     signal.signal(number, handler)
             elif number != signal.SIGINT:  # a repeated signal changes nothing, also while the interpreter ends
                 signal.signal(number, signal.SIG_IGN)
+        if self.goes_on and self.signal is not None:  # the run that goes on is asked to stop, too
+            os.kill(os.getpid(), self.signal)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:  # of a process that was forked, such as a worker of multiprocessing.Pool
@@ -93,6 +98,16 @@ class StopRequest:
             if self.alone:
                 self._say(f"{TIME_LIMIT}{in_words(os.environ)}")
         return self.is_over or self.signal is not None or self.must_meet or is_called()
+
+    def obeyed(self, outcome: Outcome) -> Outcome:
+        """The run has stopped, with this outcome."""
+        self.is_obeyed, self.goes_on = True, outcome.exit_code == GOES_ON
+        return outcome
+
+    def is_final(self) -> bool:
+        """Whether a rank ends by its request. Otherwise the launcher has called other ranks. Collective."""
+        asked = [one for one in together(UserError, self.received) if one is not None]
+        return not asked or any(one["signal"] != CALLED for one in asked)
 
     def received(self) -> dict[str, Any] | None:
         """What stopped this process, the exit code for it, process id and host; None: nothing has."""

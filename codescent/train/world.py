@@ -27,7 +27,7 @@ from codescent.base.cores import OUR_THREADS, available_cores, threads_per_rank
 from codescent.base.device import offered, synchronize, unique_name
 from codescent.base.device_kinds import GPUS
 from codescent.base.early import StopAsked, may_end
-from codescent.base.ending import FREE_S, end_now, fail, within
+from codescent.base.ending import FREE_S, fail, within
 from codescent.base.errors import RunFailed, UserError
 from codescent.base.parent import end_with_parent
 from codescent.base.progress import ENDED, PREPARATION, OwnPage, Pages
@@ -114,25 +114,25 @@ class World:
             refuse = partial(refusal, wanted=device, option=option)
             topology = compare(self.store, this_rank, unique_name(self.device), {**own, **facts}, refuse)
             self.named = name_interface(this_rank.here(), self.meeting.address, is_local=is_local(this_rank))
+            self.store.set_timeout(self.timeout)
+            cause.has_met()
+            self.leaders = topology.leaders
+            keeps = this_rank.late or (restarts and self.is_first)
+            self.past = StoredPast(self.store, is_late=this_rank.late) if keeps else None
+            given = num_threads or _given_threads(os.environ)
+            self.tries_threads = given is None
+            self.num_threads = given or threads_per_rank(available_cores(), topology.sharing)
+            torch.set_num_threads(self.num_threads)
+            if offered(self.device).aborts:  # torch warns that messages of a group wait: a channel is a group
+                os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
+            self.living = (this_rank.rank,) if this_rank.late else tuple(range(this_rank.world_size))
+            self._begin_groups(HashStore() if this_rank.late else self._torch_store, shards_alone=shards_alone)
+            self.pages = Pages.of(os.environ) if is_local(this_rank) else None
+            of_launcher = self.pages or Pages.of(os.environ)
+            watch(this_rank, self.store, self.leaders, of_launcher, listen)
         except BaseException:
             self.meeting.close()
             raise
-        self.store.set_timeout(self.timeout)
-        cause.has_met()
-        self.leaders = topology.leaders
-        keeps = this_rank.late or (restarts and self.is_first)
-        self.past = StoredPast(self.store, is_late=this_rank.late) if keeps else None
-        given = num_threads or _given_threads(os.environ)
-        self.tries_threads = given is None
-        self.num_threads = given or threads_per_rank(available_cores(), topology.sharing)
-        torch.set_num_threads(self.num_threads)
-        if offered(self.device).aborts:  # torch warns that messages of a group wait: a channel is a group
-            os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
-        self.living = (this_rank.rank,) if this_rank.late else tuple(range(this_rank.world_size))
-        self._begin_groups(HashStore() if this_rank.late else self._torch_store, shards_alone=shards_alone)
-        self.pages = Pages.of(os.environ) if is_local(this_rank) else None
-        of_launcher = self.pages or Pages.of(os.environ)
-        watch(this_rank, self.store, self.leaders, of_launcher, listen)
         self.mesh = Mesh(dp_replicate=this_rank.world_size)
         self.groups: dict[str, dist.ProcessGroup] = {}
         self.servers: dist.ProcessGroup | None = None
@@ -364,7 +364,9 @@ class World:
                 dist.destroy_process_group()
 
         if not within(FREE_S, let_go):
-            end_now(RunFailed(f"the process groups did not end within {FREE_S:g} s after the loss of a rank"))
+            why = f"codescent: {FREE_S:g} s after a loss the process groups have not ended: this rank ends\n"
+            os.write(2, why.encode())  # no line `error:`, so that it is started again
+            os._exit(RunFailed.exit_code)
         self._leave_meeting()
 
     def give_up(self, error: BaseException, *, said: bool = False) -> None:

@@ -177,6 +177,8 @@ class Prover:
             "parallel.layout=given",  # each layout is tried as it is
             *words_of_proof(given, steps, precision, period),
             "checkpoint.every=0",
+            "survive.on_loss=stop",
+            "survive.spares=0",
             "parallel.cut=cost",  # one process has no stages; a layout may set another value
             *(f"parallel.{axis}={'auto' if axis == 'dp_replicate' else 1}" for axis in AXES),
             # One process has no replicas; a layout may set other values.

@@ -9,6 +9,7 @@ from codescent.build.survival import SurviveKeys, copies, nothing_to_compare, wr
 from codescent.config.load import flat
 from codescent.launch.losses import Losses
 from codescent.launch.places import Layout, Survive
+from codescent.planner.fits import fits_cluster
 from codescent.preflight import Checked
 
 
@@ -37,7 +38,7 @@ def survive_of(checked: Checked) -> Survive | None:
 
     def fewer(there: int) -> Layout | None:
         try:
-            found = shrunk(config, checked.vocab_size, ranks, there)
+            found = shrunk(config, checked.vocab_size, ranks, there, fits_cluster(config))
         except UserError:
             return None
         before = flat(config)

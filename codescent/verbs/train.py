@@ -274,8 +274,8 @@ def _train(config: Config, rank: Rank, found: Sequence[str], *, resume: bool) ->
 
     before = 0 if rank.rank else _num_events(run_folder(config))
     outcome = train_on(config, rank, resume=resume, notes=found)
-    folder = outcome.folder
-    if not (rank.rank or outcome.exit_code):
+    folder, number = outcome.folder, rank.rank if outcome.rank is None else outcome.rank
+    if not (number or outcome.exit_code):
         run = RunFolder.open(folder)
         is_saved = run.checkpoints.is_dir() and any(run.checkpoints.iterdir())
         if config.log.sample_tokens and outcome.has_trained and is_saved:
@@ -289,7 +289,7 @@ def _train(config: Config, rank: Rank, found: Sequence[str], *, resume: bool) ->
             [_LOST[event["kind"]].format(**event) for event in run.read_events()[before:] if event["kind"] in _LOST]
         )
         say(["", f"The run is in {folder} (metrics.csv, plan.json, {files}"])
-    if not rank.rank:
+    if not number:
         _record_lost(folder, 0)
     return reported(outcome.exit_code, os.environ, writes=not rank.local_rank)
 

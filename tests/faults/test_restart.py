@@ -122,7 +122,7 @@ def test_too_many_losses_end_the_run(tmp_path: Path) -> None:
     run.kill(0)
     code, said = run.end()
     assert code == 128 + signal.SIGKILL, said
-    assert "the run ends: 1 loss of ranks came before within 3600 s (survive.max_restarts); step" in said
+    assert "the run ends: survive.max_restarts = 1: it is one loss of ranks more within 3600 s; step" in said
 
 
 @pytest.mark.slow
