@@ -415,16 +415,21 @@ def slow_copy(seconds: str) -> None:
 
 
 def renamed_in_save(step: str) -> None:
-    """The run folder has another name before a file of a step's checkpoint is written."""
-    whole = parts.write_part
+    """The run folder has another name before a file of a step's checkpoint is written. The second step after it waits
+    until this save has failed."""
+    whole, failed = parts.write_part, threading.Event()
 
     def write(order: parts.SaveOrder, *arguments: Any) -> Any:
         run = order.folder.parent.parent
         if order.step == int(step) and run.exists():
             run.rename(run.with_name(f"{run.name}-moved"))
-        return whole(order, *arguments)
+        try:
+            return whole(order, *arguments)
+        finally:
+            failed.set()
 
     storage.write_part = write
+    at_step(int(step) + 2, "_reduce", lambda _: failed.wait(10) and time.sleep(0.1))
 
 
 def cut_checkpoint(step: str, saved: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from codescent.base.device import Event, new_event, offered, synchronize
 from codescent.base.errors import UserError
 from codescent.checkpoint.box import Box
 from codescent.checkpoint.checkpoints import Checkpoints
-from codescent.checkpoint.manifest import THREADS, CheckpointError
+from codescent.checkpoint.manifest import CheckpointError
 from codescent.checkpoint.parts import bytes_of
 from codescent.checkpoint.storage import CheckpointWriter, Division
 
@@ -39,27 +38,28 @@ class Snapshot:
     """
 
     def __init__(self, pairs: Mapping[Place, tuple[torch.Tensor, torch.Tensor]]) -> None:
-        self._memory = {place: memory for place, (memory, _) in pairs.items()}
+        self._pairs, self._copied = pairs, threading.Event()
         on_devices = [pair for pair in pairs.values() if pair[1].device.type != "cpu"]
         for memory, value in on_devices:
             memory.copy_(value, non_blocking=True)
         self._events = [_event(device) for device in {value.device for _, value in on_devices}]
-        pool = ThreadPoolExecutor(THREADS)
-        self._copies = [pool.submit(_copy, pair) for pair in pairs.values() if pair[1].device.type == "cpu"]
-        pool.shutdown(wait=False)
 
-    def wait(self) -> None:
-        """Wait until the values may change."""
-        wait(self._copies)
-
-    def complete(self) -> Mapping[Place, torch.Tensor]:
-        """The copy, when all of it is there."""
-        for copied in self._copies:
-            copied.result()
+    def take(self) -> Mapping[Place, torch.Tensor]:
+        """The copy. A thread copies what is in the host's memory here, and waits for devices."""
+        try:
+            for pair in self._pairs.values():
+                if pair[1].device.type == "cpu":
+                    _copy(pair)
+        finally:
+            self._copied.set()
         for event in self._events:
             if event is not None:
                 event.synchronize()
-        return self._memory
+        return {place: memory for place, (memory, _) in self._pairs.items()}
+
+    def wait(self) -> None:
+        """Wait until the values may change."""
+        self._copied.wait()
 
 
 class Staging:
@@ -74,7 +74,7 @@ class Staging:
         self._memory: dict[Place, torch.Tensor] = {}
 
     def copy(self, writer: CheckpointWriter) -> Snapshot:
-        """Begin to copy the values of the writer's chunks."""
+        """A copy of the values of the writer's chunks, which is to be taken."""
         values = {place_of(item): writer.values(item).detach() for item in writer.items}
         self._memory = {place: self._for(place, value) for place, value in values.items()}
         return Snapshot({place: (self._memory[place], value) for place, value in values.items()})
@@ -112,8 +112,8 @@ def place_of(item: WriteItem) -> Place:
 class SaveBeside:
     """A save of one checkpoint beside training. Every rank makes one at the same step; only one may be under way.
 
-    The constructor divides the work among the ranks, begins to copy this rank's values, and starts a thread that writes
-    and hashes the copy. Before a value changes, call `wait_for_copy`: later changes do not count. When the files of all
+    The constructor divides the work among the ranks, and starts a thread that copies this rank's values, writes and
+    hashes the copy. Before a value changes, call `wait_for_copy`: later changes do not count. When the files of all
     ranks are on the disk, a thread of rank 0 writes the manifest and gives the folder its name. Only the constructor
     and `go_on` are collective:
 
@@ -166,7 +166,7 @@ class SaveBeside:
 
     def _write(self) -> None:
         if self._snapshot is not None:
-            copy = self._snapshot.complete()
+            copy = self._snapshot.take()
             self._is_sound = self._ask(copy.values())
             if self._is_sound:  # by one thread: the others' cores train
                 self._written = self._writer.write_own(lambda item: copy[place_of(item)], threads=1)
