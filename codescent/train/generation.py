@@ -7,7 +7,7 @@ import gc
 
 from codescent.checkpoint.held import HeldTensors, MemoryCheckpoint
 from codescent.train.assemble import assemble
-from codescent.train.holding import Holding, holding
+from codescent.train.holding import HeldStep, holding
 from codescent.train.open import OpenRun
 from codescent.train.spikes import Spikes
 from codescent.train.stop import StopRequest
@@ -30,7 +30,7 @@ class Generation:
     """
 
     trainer: Trainer
-    _holding: Holding | None
+    _holding: HeldStep | None
 
     def __init__(self, run: OpenRun, stop: StopRequest) -> None:
         self.run, self.stop, self.number = run, stop, 0

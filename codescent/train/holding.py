@@ -15,7 +15,7 @@ from codescent.train.hang_up import Alarm
 from codescent.train.trainer import Trainer
 
 
-class Holding:
+class HeldStep:
     """Knows of which step the tensors of a rank are. Collective to make.
 
     Args:
@@ -40,11 +40,11 @@ class Holding:
         return HeldTensors(self.step, self._state(self.step), dict(self.trainer.tensors()), self._whole)
 
 
-def holding(trainer: Trainer, state: Callable[[int], dict[str, Any]]) -> Holding | None:
+def holding(trainer: Trainer, state: Callable[[int], dict[str, Any]]) -> HeldStep | None:
     """What the ranks of a run hold after a loss; None: the run ends by one, or its ranks hold nothing that suffices."""
     if Alarm.current is None or trainer.why_unheld:
         return None
-    return Holding(trainer, state)
+    return HeldStep(trainer, state)
 
 
 def in_memory(checkpoints: Checkpoints, is_written: Callable[[int], bool]) -> MemoryCheckpoint | None:
