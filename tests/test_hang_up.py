@@ -14,7 +14,8 @@ import pytest
 
 from codescent.base.call import Call, CalledAnew, raise_if_called
 from codescent.base.progress import Pages, shared_memory
-from codescent.train.hang_up import Alarm, hang_up, is_called
+from codescent.train.hang_up import Alarm, hang_up
+from codescent.train.stop import StopRequest
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -72,11 +73,11 @@ def test_a_wait_ends(pages: Pages) -> None:
         peer.settimeout(30)
         assert peer.recv(1) == b""
         assert alarm.rings
-        assert is_called()
+        assert StopRequest(alone=False).is_requested()
         with pytest.raises(CalledAnew):
             raise_if_called(agreed=True)
         assert alarm.follow(1).places == {os.getpid(): 0}
-        assert not is_called()
+        assert not StopRequest(alone=False).is_requested()
         ours.send(b"x")
         assert theirs.recv(1) == b"x"
     finally:
@@ -92,7 +93,7 @@ def test_a_call_that_is_not_urgent_waits_for_the_end_of_a_step(pages: Pages) -> 
         alarm.follow(0)
         pages.call = Call(1, {os.getpid(): 0, 1: 1}, is_urgent=False)
         time.sleep(0.2)
-        assert is_called()
+        assert StopRequest(alone=False).is_requested()
         assert not alarm.rings
         raise_if_called(agreed=True)
         with pytest.raises(CalledAnew):

@@ -10,19 +10,19 @@ import pytest
 
 from codescent.base.call import Call
 from codescent.base.progress import CALL_BYTES, Pages, shared_memory
-from codescent.launch.losses import Losses
-from codescent.launch.places import Layout, Places, Survive
+from codescent.launch.losses import LossCount
+from codescent.launch.places import FewerRanks, LossPolicy, Places
 
 HOUR = 3600.0
 
 
-def losses(most: int = 3) -> Losses:
-    return Losses(most, HOUR, batch=12)
+def losses(most: int = 3) -> LossCount:
+    return LossCount(most, HOUR, batch=12)
 
 
-def shrinks(*sizes: int) -> Survive:
+def shrinks(*sizes: int) -> LossPolicy:
     """A run that goes on with each of these numbers of ranks."""
-    return Survive(losses(), fewer=lambda there: next((Layout(n) for n in sizes if n <= there), None))
+    return LossPolicy(losses(), fewer=lambda there: next((FewerRanks(n) for n in sizes if n <= there), None))
 
 
 def test_the_window_of_losses_moves_on() -> None:
@@ -56,7 +56,7 @@ def test_two_starts_without_a_step_end_the_run() -> None:
 
 def test_a_rank_that_is_started_again_gets_its_number() -> None:
     """Fault: ranks that live are renumbered, so that each reads other data of its own again."""
-    places = Places(4, Survive(losses()))
+    places = Places(4, LossPolicy(losses()))
     (slot,) = places.new_slots(1)
     places.after_loss([2])
     assert places.ranks == [0, 1, slot, 3]
@@ -69,7 +69,7 @@ def test_a_rank_that_is_started_again_gets_its_number() -> None:
 
 def test_a_spare_that_is_ready_comes_before_one_that_is_not() -> None:
     """Fault: the ranks wait for a process that has just been started, while a spare stands ready."""
-    places = Places(2, Survive(losses(), spares=1))
+    places = Places(2, LossPolicy(losses(), spares=1))
     (spare,) = places.new_slots(1)
     places.became_ready([spare])
     (new,) = places.new_slots(1)
@@ -90,7 +90,7 @@ def test_shrinks_and_grows_again() -> None:
     places.became_ready([new])
     assert places.grows()
     assert sorted(places.ranks) == [0, 2, 3, new]
-    assert places.layout == Layout(4)
+    assert places.layout == FewerRanks(4)
     assert places.number == 2
 
 
@@ -104,7 +104,7 @@ def test_waits_for_new_processes_where_no_layout_fits() -> None:
 
 def test_too_few_processes() -> None:
     """Fault: where no process can be started the launcher ends with an index error."""
-    places = Places(2, Survive(losses()))
+    places = Places(2, LossPolicy(losses()))
     assert not places.after_loss([1])
 
 

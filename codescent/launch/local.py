@@ -32,7 +32,7 @@ from codescent.launch.hang_record import HangRecord
 from codescent.launch.logs import tail
 from codescent.launch.memory_kills import evidence, is_suspected, memory_kills
 from codescent.launch.other_hosts import OtherHosts
-from codescent.launch.places import Places, Survive
+from codescent.launch.places import LossPolicy, Places
 from codescent.launch.rank_output import RankOutput
 from codescent.launch.roles import Roles, die_with_parent, ended_by
 from codescent.launch.signals import SignalQueue
@@ -65,7 +65,7 @@ def run_ranks(
     blocked: Collection[int] = (),
     reports: bool = False,
     stopped: Stopped | None = None,
-    survive: Survive | None = None,
+    survive: LossPolicy | None = None,
 ) -> int:
     """Run `command` in `ranks` processes of this machine and wait for all of them.
 
@@ -129,7 +129,7 @@ class _Ranks:
         env: Mapping[str, str],
         roles: Roles,
         stopped: Stopped,
-        survive: Survive | None,
+        survive: LossPolicy | None,
         *,
         saves: bool,
         blocked: Collection[int],

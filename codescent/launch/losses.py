@@ -14,7 +14,7 @@ IDLE_STARTS = 2
 
 
 @dataclass
-class Losses:
+class LossCount:
     """What a run does about ranks that die.
 
     Attributes:

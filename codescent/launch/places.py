@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from codescent.base.call import Call
-from codescent.launch.losses import Losses
+from codescent.launch.losses import LossCount
 
 
 @dataclass(frozen=True)
-class Layout:
+class FewerRanks:
     """How a run is divided among fewer ranks than the user wants.
 
     Attributes:
@@ -26,12 +26,12 @@ class Layout:
     notes: tuple[str, ...] = ()
 
 
-Fewer = Callable[[int], Layout | None]
+Fewer = Callable[[int], FewerRanks | None]
 """The largest layout of at most so many ranks; None: there is none."""
 
 
 @dataclass(frozen=True)
-class Survive:
+class LossPolicy:
     """What a run does about ranks that die.
 
     Attributes:
@@ -40,7 +40,7 @@ class Survive:
         fewer: a run whose ranks are too few goes on with this layout; None: it waits for all of them.
     """
 
-    losses: Losses
+    losses: LossCount
     spares: int = 0
     fewer: Fewer | None = None
 
@@ -60,12 +60,12 @@ class Places:
         layout: of the ranks now.
     """
 
-    def __init__(self, wanted: int, survive: Survive) -> None:
+    def __init__(self, wanted: int, survive: LossPolicy) -> None:
         self.wanted, self.survive = wanted, survive
         self.ranks = list(range(wanted))
         self.waiting: list[int] = []
         self.ready: list[int] = []
-        self.number, self.layout = 0, Layout(wanted)
+        self.number, self.layout = 0, FewerRanks(wanted)
         self._next = wanted
 
     def new_slots(self, count: int) -> list[int]:
@@ -94,7 +94,7 @@ class Places:
         gone = set(lost)
         living = {rank: slot for rank, slot in enumerate(self.ranks) if rank not in gone}
         there = len(living) + len(self.ready)
-        layout = Layout(self.wanted)
+        layout = FewerRanks(self.wanted)
         if there < self.wanted and self.survive.fewer is not None and there:
             layout = self.survive.fewer(there) or layout
         if there + len(self.waiting) < layout.ranks:
@@ -107,13 +107,13 @@ class Places:
         there = len(self.ranks) + len(self.ready)
         if len(self.ranks) == self.wanted or not self.ready:
             return False
-        layout = Layout(self.wanted) if there >= self.wanted else self.survive.fewer and self.survive.fewer(there)
+        layout = FewerRanks(self.wanted) if there >= self.wanted else self.survive.fewer and self.survive.fewer(there)
         if not layout or layout.ranks <= len(self.ranks):
             return False
         self._fill(dict(enumerate(self.ranks)), layout)
         return True
 
-    def _fill(self, living: Mapping[int, int], layout: Layout) -> None:
+    def _fill(self, living: Mapping[int, int], layout: FewerRanks) -> None:
         """Ranks keep their numbers, where the layout has them. The others, then those that wait, fill the gaps."""
         kept = {rank: slot for rank, slot in living.items() if rank < layout.ranks}
         more = [*(slot for rank, slot in living.items() if rank >= layout.ranks), *self.ready, *self.waiting]

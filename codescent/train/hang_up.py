@@ -18,6 +18,7 @@ from codescent.base.ending import is_failing
 from codescent.base.errors import RunFailed
 from codescent.base.progress import PREPARATION, OwnPage, Pages
 from codescent.coupling.lost_peer import is_lost_peer
+from codescent.train.stop import stop_when_called
 
 if TYPE_CHECKING:
     from codescent.checkpoint.held import HeldTensors
@@ -61,6 +62,7 @@ class Alarm:
         threading.Thread(target=self._watch, name="codescent alarm", daemon=True).start()
         Alarm.current = self
         follow_calls(self._is_over)
+        stop_when_called(lambda: self.asks)
 
     def follow(self, least: int) -> Call:
         """Wait until the launcher gives this process a place, in a call of at least this number. Returns the call."""
@@ -76,6 +78,7 @@ class Alarm:
         """End the thread."""
         self._over, Alarm.current = True, None
         follow_calls(None)
+        stop_when_called(None)
 
     @property
     def rings(self) -> bool:
@@ -110,11 +113,6 @@ class Alarm:
 def _prepares() -> bool:
     """Whether this rank prepares data, which may take hours, and which is not to be lost."""
     return OwnPage.current is not None and OwnPage.current.section == PREPARATION
-
-
-def is_called() -> bool:
-    """Whether the launcher wants other ranks to take part from the end of this step on."""
-    return Alarm.current is not None and Alarm.current.asks
 
 
 def outlives(error: BaseException | None) -> bool:

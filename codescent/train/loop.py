@@ -272,7 +272,7 @@ class _Steps:
         if standing.validations.exhausted and not (standing.skipped or result.stop):  # else: after the next good step
             standing.last, due = step, self.dues.at(step, step)
         self._write(step, rate, result, found, line=due.line)
-        if self.skips.end_the_run(step, result):
+        if standing.skipped and self.skips.end_the_run(step, result):
             why = f"loss or gradients are not finite, skipped steps in a row: {standing.skipped}"
             raise self.saving.failed(step, why, ruined_step=standing.good, culprit=self.culprit.words)
         if result.stop:

@@ -96,9 +96,7 @@ class Skips:
             self._say(step, result)
 
     def end_the_run(self, step: int, result: StepResult) -> bool:
-        """Whether skipped steps end the run: they are too many, or the run ends with them. Collective of a stop."""
-        if not self.standing.skipped:
-            return False
+        """Whether a skipped step ends the run: they are too many in a row, or the run ends here. Collective of a stop."""
         too_many = step == self.standing.last or self.standing.skipped >= SKIPS_ALLOWED
         return too_many or (result.stop and self.stop.is_final())
 

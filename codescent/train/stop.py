@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -19,15 +19,21 @@ from codescent.base.errors import UserError
 from codescent.base.output import new_line
 from codescent.base.stopping import LATER, SAVING, STOPPING, TIME_LIMIT, exit_code_of
 from codescent.base.time_limit import in_words
-from codescent.train.hang_up import is_called
 from codescent.train.outcome import GOES_ON, Outcome
 
 SAVES, STOPS = "saves and stops after this step", "stops after this step"
 """What a run does when it is asked to stop."""
 CALLED = "other ranks"
 """Why a run stops at a step to go on at once, with other ranks: the launcher has called them together."""
+_called: Callable[[], bool] | None = None  # of this process: whether its launcher has called other ranks
 AGAIN_S = 0.5
 """Seconds in which a repeated SIGINT is ignored: one Ctrl-C may arrive from both the terminal and a launcher."""
+
+
+def stop_when_called(called: Callable[[], bool] | None) -> None:
+    """From now on a run of this process stops at a step if this is true; None: nobody calls it."""
+    global _called
+    _called = called
 
 
 class StopRequest:
@@ -97,7 +103,7 @@ class StopRequest:
             self.is_over = True
             if self.alone:
                 self._say(f"{TIME_LIMIT}{in_words(os.environ)}")
-        return self.is_over or self.signal is not None or self.must_meet or is_called()
+        return self.is_over or self.signal is not None or self.must_meet or (_called is not None and _called())
 
     def obeyed(self, outcome: Outcome) -> Outcome:
         """The run has stopped, with this outcome."""
@@ -115,7 +121,7 @@ class StopRequest:
             name, code = TIME_LIMIT, LATER
         elif self.signal is not None:
             name, code = signal.Signals(self.signal).name, exit_code_of(self.signal)
-        elif is_called():
+        elif _called is not None and _called():
             name, code = CALLED, GOES_ON
         else:
             return None

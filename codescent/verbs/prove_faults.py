@@ -103,8 +103,8 @@ def _without_policy(config: Config, faults: Sequence[Fault]) -> Iterator[str]:
         yield "parallel.ranks = 1: nobody is left when this rank is lost; give at least 2"
     elif not config.parallel.restarts and config.survive.on_loss == "stop":
         yield (
-            "a run ends when it loses a rank: set survive.on_loss to restart or shrink (codescent docs faults); with "
-            "asynchronous servers, parallel.restarts (codescent docs parameter_server)"
+            "a run ends when it loses a rank: set survive.on_loss to restart or shrink (codescent docs faults); "
+            "where work is given out, parallel.restarts (codescent docs parameter_server)"
         )
     for fault in faults:
         if fault.kind is FaultKind.JOIN:

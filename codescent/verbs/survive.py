@@ -7,13 +7,13 @@ from codescent.base.errors import UserError
 from codescent.build.shrunk import shrunk
 from codescent.build.survival import SurviveKeys, copies, nothing_to_compare, wrong_survival
 from codescent.config.load import flat
-from codescent.launch.losses import Losses
-from codescent.launch.places import Layout, Survive
+from codescent.launch.losses import LossCount
+from codescent.launch.places import FewerRanks, LossPolicy
 from codescent.planner.fits import fits_cluster
 from codescent.preflight import Checked
 
 
-def survive_of(checked: Checked) -> Survive | None:
+def survive_of(checked: Checked) -> LossPolicy | None:
     """What the launcher does about ranks that die; None: the run ends, or goes on without them (parallel.restarts).
 
     Raises UserError: [survive] asks for what the run does not have.
@@ -32,20 +32,20 @@ def survive_of(checked: Checked) -> Survive | None:
         raise UserError(*said)
     if keys.on_loss == "stop":
         return None
-    losses = Losses(keys.max_restarts, keys.restart_window_s, plan.work.global_batch_size)
+    losses = LossCount(keys.max_restarts, keys.restart_window_s, plan.work.global_batch_size)
     if keys.on_loss == "restart":
-        return Survive(losses, keys.spares)
+        return LossPolicy(losses, keys.spares)
 
-    def fewer(there: int) -> Layout | None:
+    def fewer(there: int) -> FewerRanks | None:
         try:
             found = shrunk(config, checked.vocab_size, ranks, there, fits_cluster(config))
         except UserError:
             return None
         before = flat(config)
         values = {key: value for key, value in flat(found.config).items() if before.get(key) != value}
-        return Layout(found.ranks, values, found.notes)
+        return FewerRanks(found.ranks, values, found.notes)
 
-    return Survive(losses, keys.spares, fewer)
+    return LossPolicy(losses, keys.spares, fewer)
 
 
 def notes_of(checked: Checked) -> list[str]:

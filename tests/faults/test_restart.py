@@ -103,7 +103,7 @@ def test_a_rank_that_fails_at_every_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_stopped_rank_is_replaced(tmp_path: Path) -> None:
+def test_f3_a_stopped_rank_is_replaced(tmp_path: Path) -> None:
     """Fault: a rank that SIGSTOP has stopped is ended (parallel.stopped_s), and the run with it."""
     run = Started(tmp_path, 2, "parallel.stopped_s=2")
     run.until(lambda: run.rows() > 12)

@@ -42,7 +42,7 @@ def shrunk(folder: Path, layout: str, killed: int) -> tuple[Started, str]:
         ("parallel.dp_replicate=2 parallel.pp=2", 2),
     ],
 )
-def test_copies_lose_no_step(tmp_path: Path, layout: str, killed: int) -> None:
+def test_f2_copies_lose_no_step(tmp_path: Path, layout: str, killed: int) -> None:
     """Fault: survivors read the disk although they hold every tensor; or take the lost step twice, or not at all."""
     run, said = shrunk(tmp_path, layout, killed)
     assert MEMORY in said
@@ -61,7 +61,7 @@ def test_parts_that_are_gone_come_from_the_disk(tmp_path: Path) -> None:
     assert not ranks or min(ranks) < 4
 
 
-def test_grows_again(tmp_path: Path) -> None:
+def test_f8_grows_again(tmp_path: Path) -> None:
     """Fault: the rank that is started again never joins, or the step at which it does is done twice."""
     run = Started(tmp_path, 3, *FP64, "parallel.dp_replicate=3", "train.num_steps=400", "checkpoint.every=50")
     run.until(lambda: run.rows() > 12)
