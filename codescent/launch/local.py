@@ -338,7 +338,7 @@ class _Ranks:
             if code > 0 and code in CLEAN_STOPS and self._supervisor.has_ended(rank):  # another process asked for it
                 self._stop_code = code
                 continue
-            if self._places is not None and self._is_survived(rank, code):
+            if self._places is not None and self._is_survived(rank, code, lost):
                 lost[rank] = code
                 continue
             if not self._failed:
@@ -363,9 +363,10 @@ class _Ranks:
         stop_s = time.monotonic() + SETTLE_S
         self._escalation = [(stop_s, signal.SIGTERM), (stop_s + STOP_S, signal.SIGKILL)]
 
-    def _is_survived(self, rank: int, code: int) -> bool:
+    def _is_survived(self, rank: int, code: int, lost: Collection[int]) -> bool:
         """Whether the run may go on after the end of a rank: it has no error of its own, and nobody ends it."""
-        ends = bool(self._failed or self._ended or self._stop_signal is not None) or self._supervisor.has_ended(rank)
+        have_ended = self._ended.difference(lost, [rank]) or self._supervisor.has_ended(rank)
+        ends = bool(self._failed or have_ended or self._stop_signal is not None)
         return not (ends or self._gave_reason(rank, code))
 
     def _survive(self, lost: Mapping[int, int], places: Places) -> None:
