@@ -30,7 +30,7 @@ class LossCount:
     count: int = 0
     _times: deque[float] = field(default_factory=deque)
     _idle: int = 0
-    _last_s: float = -math.inf
+    _counted_s: float = -math.inf
 
     def add(self, now_s: float, *, step: int | None, progressed: bool) -> str:
         """Ranks have died. Returns why the run ends, in words; "": it goes on.
@@ -40,9 +40,9 @@ class LossCount:
             step: that was under way, from 1; None: none was.
             progressed: a step was done since the ranks met.
         """
-        before_s, self._last_s = self._last_s, now_s
-        if now_s - before_s < TOGETHER_S:
+        if now_s - self._counted_s < TOGETHER_S:
             return ""
+        self._counted_s = now_s
         self._idle = 0 if progressed else self._idle + 1
         while self._times and self._times[0] <= now_s - self.window_s:
             self._times.popleft()

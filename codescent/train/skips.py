@@ -96,7 +96,7 @@ class Skips:
             self._say(step, result)
 
     def end_the_run(self, step: int, result: StepResult) -> bool:
-        """Whether a skipped step ends the run: they are too many in a row, or the run ends here. Collective of a stop."""
+        """Whether a skipped step ends the run: they are too many, or it is the last one. Collective of a stop."""
         too_many = step == self.standing.last or self.standing.skipped >= SKIPS_ALLOWED
         return too_many or (result.stop and self.stop.is_final())
 
