@@ -87,7 +87,7 @@ def test_all_problems_of_a_script_are_said_at_once() -> None:
         (("--faults", "kill 0 at 7"), "nobody is left when this rank is lost; give at least 2"),
         (
             ("--faults", "kill 1 at 7", "parallel.ranks=2"),
-            "a run ends when it loses a rank; only a worker of an asynchronous server",
+            "a run ends when it loses a rank: set survive.on_loss to restart or shrink",
         ),
         (("--faults", "kill 1 at 7; join at 9", "parallel.ranks=2"), "'join at 9': a rank that is started again joins"),
         (("--faults", "kill 1 at 7", "--layouts", "tp=2", "--resume"), "layouts, resume would have no effect"),

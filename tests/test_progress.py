@@ -12,7 +12,16 @@ from typing import Any
 from runs import environment, make_project
 
 from codescent.base.page import Page, Took
-from codescent.base.progress import FOLDER_BYTES, HUB_BYTES, PAGE_BYTES, SLOWEST_BYTES, OwnPage, Pages, shared_memory
+from codescent.base.progress import (
+    CALL_BYTES,
+    FOLDER_BYTES,
+    HUB_BYTES,
+    PAGE_BYTES,
+    SLOWEST_BYTES,
+    OwnPage,
+    Pages,
+    shared_memory,
+)
 from codescent.launch.local import run_ranks
 from codescent.plan.schedule import Verb
 from codescent.train import beside
@@ -82,7 +91,7 @@ def test_a_page_is_cut_at_its_end_and_is_not_its_neighbours() -> None:
     own.collective(row, b"all_gather" * 20, 12)
     own.meet(7)
     pages.folder = "z" * 2000  # too long: none is better than a part
-    assert len(pages.memory) == 3 * PAGE_BYTES + FOLDER_BYTES + SLOWEST_BYTES + HUB_BYTES
+    assert len(pages.memory) == 3 * PAGE_BYTES + FOLDER_BYTES + SLOWEST_BYTES + HUB_BYTES + CALL_BYTES
     pages.slowest = "rank 1 is slow, and this is longer than its place " * 2
     own.took(0.5, 1.5)
     own.took(0.5, 2.5)

@@ -385,6 +385,8 @@ class _Ranks:
             if not over and not any(map(self._supervisor.has_ended, self._processes)) and places.grows():
                 self._call(places, is_urgent=False)
             return
+        if self._failed:  # another rank has an error of its own: its message counts
+            return self._failed.update(lost)
         pages = [self._supervisor.pages.read(rank) for rank in self._processes]
         step = max((page.step for page in pages if page.position and page.step is not None), default=None)
         progressed, losses = any(page.took.steps for page in pages), places.survive.losses

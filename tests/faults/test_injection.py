@@ -27,7 +27,7 @@ pytestmark = [
 
 STEPS = """
 from codescent.base.progress import OwnPage, Pages
-own = OwnPage(Pages.of(os.environ, int(os.environ["WORLD_SIZE"])), rank)
+own = OwnPage(Pages.of(os.environ), rank)
 own.begin()
 own.at(2.0)
 ready()
