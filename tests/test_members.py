@@ -237,3 +237,15 @@ def test_those_that_meet_are_alive_and_one_for_each_rank(ranks: int, data: st.Da
             taken = [one for one in living if one.head["number"] in members._met]
             assert sorted(one.head["rank"] for one in taken) == list(range(ranks))
             return
+
+
+@pytest.mark.parametrize("meets_anew", [False, True])
+def test_who_leaves_after_the_meeting_is_told_to_ranks_that_meet_anew(clock: Clock, meets_anew: bool) -> None:
+    """Fault: a rank meets anew after a loss, and the others wait for its values at the store for five minutes."""
+    members = Members(2, LIMIT_S, clock, meets_anew=meets_anew)
+    first, other = Process(members, 0), Process(members, 1)
+    for one in (first, other) * 3:
+        one.ask()
+    assert first.ask() == {"met": True}
+    assert members.left(object(), "a stranger") is False
+    assert members.left(other.peer, "") is meets_anew

@@ -67,10 +67,11 @@ class Roll:
             self._change.notify_all()
         return {"refused": why}
 
-    def left(self, peer: socket.socket, why: str) -> None:
+    def left(self, peer: socket.socket, why: str) -> bool:
         """A connection has ended."""
         with self._change:
             self._found.lost |= {rank: why for rank, one in self._peers.items() if one is peer}
+        return False
 
     def wait(self, seconds: float) -> None:
         """Wait until all ranks have come, or the time is over. Nobody is let in any more."""

@@ -47,10 +47,13 @@ class Members:
         ranks: how many ranks the run has.
         limit_s: seconds from now until rank 0 gives up.
         clock: time.monotonic, except in tests.
+        meets_anew: a rank that is lost, or loses others, meets all of them anew: nobody goes on without it.
     """
 
-    def __init__(self, ranks: int, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._ranks, self._limit_s, self._clock = ranks, limit_s, clock
+    def __init__(
+        self, ranks: int, limit_s: float, clock: Callable[[], float] = time.monotonic, *, meets_anew: bool = False
+    ) -> None:
+        self._ranks, self._limit_s, self._clock, self._meets_anew = ranks, limit_s, clock, meets_anew
         self._end_s = clock() + limit_s
         self._asking: dict[str, _Applicant] = {}  # by fresh number
         self._list = 0  # number of the list that the processes are asked to agree to; 0: there is none
@@ -84,11 +87,15 @@ class Members:
             return {"met": True}
         return {"list": self._list, "missing": self._absent[:SHOWN], "came": len(self._asking)}
 
-    def left(self, peer: object, why: str) -> None:
-        """A connection has ended, and with it the process that asked on it."""
-        if not self._met:
-            for number in [number for number, one in self._asking.items() if one.peer is peer]:
-                self._forget(number)
+    def left(self, peer: object, why: str) -> bool:
+        """A connection has ended, and with it the process that asked on it. Returns whether all others must hear of it,
+        because they may wait for it at the store."""
+        gone = [number for number, one in self._asking.items() if one.peer is peer]
+        if self._met:
+            return self._meets_anew and bool(gone)
+        for number in gone:
+            self._forget(number)
+        return False
 
     def all_told(self) -> bool:
         """Whether everyone who asks has heard of the problems."""

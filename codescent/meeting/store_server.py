@@ -42,8 +42,9 @@ class Admission(Protocol):
     def ask(self, peer: socket.socket, head: Mapping[str, Any]) -> dict[str, Any]:
         """Answer a process that asks to be a rank."""
 
-    def left(self, peer: socket.socket, why: str) -> None:
-        """A connection has ended, and with it the process that asked on it."""
+    def left(self, peer: socket.socket, why: str) -> bool:
+        """A connection has ended, and with it the process that asked on it. Returns whether all others are to be
+        disconnected."""
 
 
 class StoreServer:
@@ -150,9 +151,14 @@ class StoreServer:
         if peer.fileno() < 0:  # an answer to another of its requests has found that it has gone
             return
         self._selector.unregister(peer)
-        if self._members is not None:
-            self._members.left(peer, getattr(error, "strerror", None) or str(error))
+        ends_all = self._members is not None and self._members.left(
+            peer, getattr(error, "strerror", None) or str(error)
+        )
         peer.close()
+        for other in [one.fileobj for one in self._selector.get_map().values()] if ends_all else ():
+            if isinstance(other, socket.socket):
+                self._selector.unregister(other)
+                other.close()
 
     def _report(self, peer: socket.socket, error: Exception) -> None:
         """Name a process of this run whose request makes no sense. Its own message says only that it lost rank 0."""
