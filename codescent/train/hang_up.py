@@ -115,6 +115,11 @@ def _prepares() -> bool:
     return OwnPage.current is not None and OwnPage.current.section == PREPARATION
 
 
+def meets_again() -> bool:
+    """Whether the launcher has called the ranks together since it started them: what they have measured is known."""
+    return Alarm.current is not None and Alarm.current.call.number > 0
+
+
 def outlives(error: BaseException | None) -> bool:
     """Whether this process goes on after an error: it comes from the loss of another rank, which comes again."""
     alarm = Alarm.current

@@ -355,7 +355,6 @@ class World:
         self.groups.clear()
         self.servers = None
         hang_up()  # gloo's destructors would wait for messages under way
-        gc.collect()
 
         def let_go() -> None:
             if offered(self.device).aborts:
