@@ -69,7 +69,7 @@ def test_a_wait_ends(pages: Pages) -> None:
     alarm = Alarm(pages)
     try:
         assert alarm.follow(0) == Call()
-        threading.Timer(0.2, lambda: setattr(pages, "call", Call(1, {os.getpid(): 0}))).start()
+        threading.Timer(0.2, lambda: setattr(pages, "call", Call(1, {os.getpid(): 0}, urgent=1))).start()
         peer.settimeout(30)
         assert peer.recv(1) == b""
         assert alarm.rings
@@ -91,7 +91,7 @@ def test_a_call_that_is_not_urgent_waits_for_the_end_of_a_step(pages: Pages) -> 
     alarm = Alarm(pages)
     try:
         alarm.follow(0)
-        pages.call = Call(1, {os.getpid(): 0, 1: 1}, is_urgent=False)
+        pages.call = Call(1, {os.getpid(): 0, 1: 1})
         time.sleep(0.2)
         assert StopRequest(alone=False).is_requested()
         assert not alarm.rings
@@ -101,3 +101,16 @@ def test_a_call_that_is_not_urgent_waits_for_the_end_of_a_step(pages: Pages) -> 
     finally:
         alarm.close()
     raise_if_called()
+
+
+def test_a_loss_is_heard_behind_a_later_call(pages: Pages) -> None:
+    """Fault: a rank joins just after a loss, and a rank that reads this call alone waits for the dead one."""
+    alarm = Alarm(pages)
+    try:
+        alarm.follow(0)
+        pages.call = Call(2, {os.getpid(): 0, 1: 1}, urgent=1)
+        assert alarm.rings
+        alarm.follow(0)
+        assert not alarm.rings
+    finally:
+        alarm.close()

@@ -61,7 +61,7 @@ def test_a_rank_that_is_started_again_gets_its_number() -> None:
     places.after_loss([2])
     assert places.ranks == [0, 1, slot, 3]
     assert places.call({number: 100 + number for number in range(5)}, is_urgent=True) == Call(
-        1, {100: 0, 101: 1, 104: 2, 103: 3}, {}, True
+        1, {100: 0, 101: 1, 104: 2, 103: 3}, {}, 1
     )
     places.taken()
     assert (places.waiting, places.ready) == ([], [])
@@ -122,7 +122,7 @@ def test_a_call_in_shared_memory() -> None:
     try:
         pages = Pages(descriptor, 2)
         assert pages.call == Call()
-        call = Call(3, {7: 0, 8: 1}, {"parallel.dp_replicate": 2}, is_urgent=False)
+        call = Call(3, {7: 0, 8: 1}, {"parallel.dp_replicate": 2}, urgent=2)
         pages.call = call
         assert pages.call == call
         pages.clear(1)
@@ -139,5 +139,5 @@ def test_a_damaged_call_is_none(text: str) -> None:
 
 def test_a_call_names_a_thousand_processes() -> None:
     """Fault: the space in shared memory is too small for the ranks of a large machine."""
-    call = Call(10**6, {4_194_304 - number: number for number in range(1000)}, {}, True)
+    call = Call(10**6, {4_194_304 - number: number for number in range(1000)}, {}, 10**6)
     assert len(call.to_bytes()) < CALL_BYTES - 8

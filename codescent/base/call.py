@@ -21,13 +21,19 @@ class Call:
         number: counts the calls of a launch, from 1. 0: the processes take part as they were started.
         places: the rank of each process that takes part, by process id. Others wait.
         values: keys of the config, by "section.key", that differ from those of the user: another layout.
-        is_urgent: ranks have died, so what is under way is given up. Else the ranks come at the end of a step.
+        urgent: the number of the last call that was made because ranks had died: what was under way then is given up.
+            At another call the ranks come at the end of a step.
     """
 
     number: int = 0
     places: Mapping[int, int] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
-    is_urgent: bool = True
+    urgent: int = 0
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether ranks have died since the call before."""
+        return 0 < self.urgent == self.number
 
     def to_bytes(self) -> bytes:
         """As text."""

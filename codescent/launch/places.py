@@ -66,7 +66,7 @@ class Places:
         self.waiting: list[int] = []
         self.ready: list[int] = []
         self.number, self.layout = 0, FewerRanks(wanted)
-        self._next = wanted
+        self._next, self._urgent = wanted, 0
 
     def new_slots(self, count: int) -> list[int]:
         """Slots of so many processes that are started now, and wait for a place."""
@@ -127,7 +127,8 @@ class Places:
     def call(self, pids: Mapping[int, int], *, is_urgent: bool) -> Call:
         """The call that tells the processes. `pids`: process id by slot."""
         places = {pids[slot]: rank for rank, slot in enumerate(self.ranks)}
-        return Call(self.number, places, self.layout.values, is_urgent)
+        self._urgent = self.number if is_urgent else self._urgent
+        return Call(self.number, places, self.layout.values, self._urgent)
 
     def taken(self) -> None:
         """The processes that were given a place do not wait any more."""

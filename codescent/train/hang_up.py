@@ -83,7 +83,7 @@ class Alarm:
     @property
     def rings(self) -> bool:
         """Whether ranks were lost since the last call that this process has followed."""
-        return (call := self._pages.call).number > self.call.number and call.is_urgent
+        return self._pages.call.urgent > self.call.number
 
     @property
     def asks(self) -> bool:
@@ -98,12 +98,12 @@ class Alarm:
         while not self._over:
             time.sleep(LOOK_EVERY_S)
             call, now_s = self._pages.call, time.monotonic()
-            if not call.is_urgent or call.number <= self.call.number:
+            if call.urgent <= self.call.number:
                 continue
-            if self._loss[0] != call.number or _prepares() or self._is_alone:
-                if self._loss[0] != call.number:
+            if self._loss[0] != call.urgent or _prepares() or self._is_alone:
+                if self._loss[0] != call.urgent:
                     hang_up()
-                self._loss = call.number, now_s
+                self._loss = call.urgent, now_s
             elif now_s - self._loss[1] > UNWIND_S:
                 os.write(2, f"codescent: {UNWIND_S:g} s after a loss this rank still has its run; it ends\n".encode())
                 faulthandler.dump_traceback(2)
