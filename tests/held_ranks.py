@@ -17,6 +17,7 @@ from rank_server import Place
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from codescent.base.call import Call
 from codescent.base.errors import UserError
 from codescent.base.rank import Rank
 from codescent.checkpoint import checkpoints, reshard
@@ -261,7 +262,7 @@ def second_run(place: Place, living: list[int], words: list[str], held: HeldTens
 class Rung:
     """An alarm that rings: each error is that of a lost rank. `held`: what this rank had then."""
 
-    rings, asks = True, False
+    rings, asks, call = True, False, Call()
 
     def __init__(self, held: HeldTensors | None) -> None:
         self.held = held

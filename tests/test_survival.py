@@ -3,7 +3,6 @@ Does not lose a rank: tests/faults/ does."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,27 +11,26 @@ from refused import Keys, planned
 
 from codescent.base.refusal import Refusal
 from codescent.build.survival import (
-    SurviveKeys,
     copies,
     nothing_to_compare,
     short_deadlines,
-    short_lease,
     wrong_survival,
 )
+from codescent.config.survive import Survive
 
-RESTART = SurviveKeys(on_loss="restart", max_restarts=3)
-SHRINK = SurviveKeys(on_loss="shrink")
-GOOD = {"save_every": 10, "lost_whole": True, "smaller": "", "launcher": ""}
+RESTART = Survive(on_loss="restart", max_restarts=3)
+SHRINK = Survive(on_loss="shrink")
+GOOD = {"save_every": 10, "lost_whole": True, "smaller": ""}
 
 
-def refused(keys: SurviveKeys, **values: object) -> list[Refusal]:
+def refused(keys: Survive, **values: object) -> list[Refusal]:
     return list(wrong_survival(keys, **{**GOOD, **values}))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    "keys", [SurviveKeys(), RESTART, SHRINK, replace(SHRINK, spares=2), replace(RESTART, spares=1)]
+    "keys", [Survive(), RESTART, SHRINK, Survive(on_loss="shrink", spares=2), Survive(on_loss="restart", spares=1)]
 )
-def test_what_can_be_is_not_refused(keys: SurviveKeys) -> None:
+def test_what_can_be_is_not_refused(keys: Survive) -> None:
     """Fault: a policy is refused in a run that has all it needs."""
     assert not refused(keys)
 
@@ -43,12 +41,10 @@ def test_what_can_be_is_not_refused(keys: SurviveKeys) -> None:
         (SHRINK, {"smaller": "no layout of at most 1 rank"}, "there is nothing to shrink to: no layout of at most 1"),
         (RESTART, {"save_every": 0}, "checkpoint.every = 0, so a restart would begin with the first step"),
         (SHRINK, {"save_every": 0, "lost_whole": False}, "what a rank holds no other rank has"),
-        (replace(RESTART, max_restarts=0), {}, "survive.max_restarts = 0, so no rank is started again"),
-        (SurviveKeys(spares=2), {}, "no spare one gets a place"),
-        (replace(RESTART, spares=2), {"launcher": "srun"}, "srun has started the ranks"),
+        (Survive(spares=2), {}, "no spare one gets a place"),
     ],
 )
-def test_a_policy_without_what_it_needs(keys: SurviveKeys, values: dict[str, object], said: str) -> None:
+def test_a_policy_without_what_it_needs(keys: Survive, values: dict[str, object], said: str) -> None:
     """Fault: the run begins, and ends at the first loss that it should survive."""
     (problem,) = refused(keys, **values)
     assert said in problem
@@ -56,8 +52,7 @@ def test_a_policy_without_what_it_needs(keys: SurviveKeys, values: dict[str, obj
 
 def test_all_problems_are_said_at_once() -> None:
     """Fault: a user corrects one key, starts again, and is told the next one."""
-    keys = replace(RESTART, max_restarts=0, spares=1)
-    assert len(refused(keys, save_every=0, launcher="mpirun of Open MPI")) == 3
+    assert len(refused(SHRINK, save_every=0, lost_whole=False, smaller="the run has one rank")) == 2
 
 
 def test_a_shrink_needs_no_checkpoint_where_others_hold_what_is_lost() -> None:
@@ -72,12 +67,6 @@ def test_deadlines_below_a_step() -> None:
         "parallel.timeout_s = 2: a step takes 5.30 s, so each would count as a fault; nearest that would do: "
         "parallel.timeout_s = 11"
     ]
-
-
-def test_a_lease_below_a_heartbeat() -> None:
-    """Fault: a healthy writer loses its run to nobody."""
-    assert [problem.changes[0].values for problem in short_lease(1.0, 1.5)] == [{"survive.lease_s": 3}]
-    assert not list(short_lease(1.5, 1.5))
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 SURVIVES = "CODESCENT_SURVIVES"
-"""Variable of a rank that its launcher calls again after a loss: the number of the first call that may name it, and the
-page on which it says that it is ready, if it waits for a place."""
+"""Variable of a rank that its launcher calls again after a loss. It has the number of the first call that may name the
+rank. Behind it is a page, if the process waits for a place: there it says that it is ready."""
 
 
 @dataclass(frozen=True)

@@ -1,34 +1,22 @@
 """In: values of [survive], and what is known of a run. Out: all reasons why the run cannot do what it asks for; a note.
-Reads no config and looks at no process: preflight.py gives the values. It does not act on a fault (train does)."""
+Looks at no process and no run: its caller gives what was measured. It does not act on a fault (train does)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from codescent.base.amounts import of_seconds
 from codescent.base.counted import counted
 from codescent.base.refusal import Change, Refusal, each
+from codescent.config.survive import Survive
 from codescent.plan import Plan
 
 ROOM = 2.0
 """A deadline is at least so many times a measured step, as steps vary."""
 
 
-@dataclass(frozen=True)
-class SurviveKeys:
-    """Values of keys of [survive]."""
-
-    on_loss: str = "stop"
-    max_restarts: int = 0
-    restart_window_s: float = 0.0
-    spares: int = 0
-
-
-def wrong_survival(
-    keys: SurviveKeys, *, save_every: int, lost_whole: bool, smaller: str, launcher: str
-) -> Iterator[Refusal]:
+def wrong_survival(keys: Survive, *, save_every: int, lost_whole: bool, smaller: str) -> Iterator[Refusal]:
     """What the keys ask for and the run does not have.
 
     Args:
@@ -36,7 +24,6 @@ def wrong_survival(
         save_every: checkpoint.every.
         lost_whole: whether what one rank holds is also held by others (`copies`).
         smaller: why there is no layout with one rank less (the error of `shrunk`); "": there is one.
-        launcher: by whom the ranks were started; "": by codescent.
     """
     given = f'survive.on_loss = "{keys.on_loss}"'
     if keys.on_loss == "shrink" and smaller:
@@ -54,23 +41,11 @@ def wrong_survival(
             f"{given}: checkpoint.every = 0, and what a rank holds no other rank has; give a number of steps, such as "
             "checkpoint.every = 100",
         )
-    if keys.on_loss == "restart" and not keys.max_restarts:
-        yield Refusal(
-            f"{given}: survive.max_restarts = 0, so no rank is started again",
-            [*each("survive.max_restarts", [3]), Change({"survive.on_loss": "stop"})],
-        )
     if keys.spares and keys.on_loss == "stop":
         yield Refusal(
             f'survive.spares = {keys.spares}: with survive.on_loss = "stop" a run ends when it loses a rank, so no '
             "spare one gets a place",
             [Change({"survive.spares": 0}), *(Change({"survive.on_loss": policy}) for policy in ("restart", "shrink"))],
-        )
-    if keys.spares and launcher:
-        yield Refusal(
-            f"survive.spares = {keys.spares}: {launcher} has started the ranks, and it alone starts processes beside "
-            "them; ranks that codescent itself starts can have spares: codescent train with parallel.ranks on one "
-            "machine, a script of codescent launch --to ssh on several",
-            [Change({"survive.spares": 0})],
         )
 
 
@@ -87,21 +62,6 @@ def short_deadlines(deadlines: Mapping[str, float | None], step_s: float) -> Ite
                 f"{key} = {value:g}: a step takes {of_seconds(step_s)}, so each would count as a fault",
                 each(key, [math.ceil(ROOM * step_s)]),
             )
-
-
-def short_lease(lease_s: float, heartbeat_s: float) -> Iterator[Refusal]:
-    """A lease that ends before its holder can show that it lives.
-
-    Args:
-        lease_s: survive.lease_s.
-        heartbeat_s: from one sign of life to the next.
-    """
-    if lease_s < heartbeat_s:
-        yield Refusal(
-            f"survive.lease_s = {lease_s:g}: a sign of life comes each {of_seconds(heartbeat_s)}, so a healthy writer "
-            "would lose the run",
-            each("survive.lease_s", [math.ceil(ROOM * heartbeat_s)]),
-        )
 
 
 def nothing_to_compare(check_every: int, plan: Plan) -> str:

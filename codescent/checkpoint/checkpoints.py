@@ -53,6 +53,10 @@ class Saved:
         """Where it is, in messages."""
         return f"{self.path} at step {self.step}"
 
+    def load_into(self, tensors: Mapping[str, torch.Tensor | Box], checkpoints: Checkpoints) -> None:
+        """Load all tensors in place, in their current layout. See `Checkpoints.load`."""
+        checkpoints.load(self, tensors)
+
 
 class Checkpoints:
     """The checkpoints of one run, in `folder/step_00000020/` and so on.

@@ -16,7 +16,7 @@ from codescent.base.agreement import decided, rank, together
 from codescent.base.torch_dtypes import CODE_DTYPES, DTYPE_CODES
 from codescent.checkpoint.areas import Area, cover, whole
 from codescent.checkpoint.box import Box
-from codescent.checkpoint.checkpoints import Saved
+from codescent.checkpoint.checkpoints import Checkpoints, Saved
 from codescent.checkpoint.judged import misfits, refuse
 from codescent.checkpoint.manifest import CheckpointError, StoredTensor
 from codescent.checkpoint.reshard import Has, Move, area_of, fill, has, moves_for
@@ -88,6 +88,10 @@ class MemoryCheckpoint(Saved):
     def where(self) -> str:
         """See Saved."""
         return f"the memory of the ranks at step {self.step}"
+
+    def load_into(self, tensors: Mapping[str, torch.Tensor | Box], checkpoints: Checkpoints) -> None:
+        """See Saved. No file is read."""
+        self.load(tensors)
 
     def load(self, tensors: Mapping[str, torch.Tensor | Box]) -> dict[str, Any]:
         """Load all tensors in place, in their current layout. Collective, once. See `Checkpoints.load`.

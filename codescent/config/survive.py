@@ -28,8 +28,8 @@ class Survive(Section):
     )
     on_loss: Literal["stop", "restart", "shrink"] = key(
         "stop",
-        "what a run does if a rank dies: stop; restart: the others wait until it is started again; or shrink: they go "
-        "on with fewer ranks until then",
+        "what a run does if a rank dies. stop: it ends. restart: the others wait until it is started again. shrink: "
+        "they go on with fewer ranks until then",
     )
     max_restarts: int = key(
         3, "the run ends at one more loss of ranks within survive.restart_window_s", ge=1, le=1000, only=RESTARTS

@@ -88,9 +88,10 @@ class Places:
                 those.remove(slot)
 
     def after_loss(self, lost: Iterable[int]) -> bool:
-        """Ranks have died: divide the others anew. Where a layout of fewer ranks is not allowed, or there is none,
-        processes that have just been started get the places that are left, and the others wait for them. Returns
-        whether there are processes for all places."""
+        """Ranks have died: divide the others anew. Returns whether there are processes for all places.
+
+        A layout of fewer ranks may be not allowed, or not there. Then processes that have just been started get the
+        places that are left, and the others wait for them."""
         gone = set(lost)
         living = {rank: slot for rank, slot in enumerate(self.ranks) if rank not in gone}
         there = len(living) + len(self.ready)

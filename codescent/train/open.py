@@ -21,7 +21,6 @@ from codescent.base.progress import OwnPage
 from codescent.base.rank import Rank
 from codescent.build import Began, check_own_names, check_sizes, saved_plan, task_request
 from codescent.checkpoint.checkpoints import CheckpointError, Checkpoints, Saved
-from codescent.checkpoint.held import MemoryCheckpoint
 from codescent.config.decided import compiles, with_device
 from codescent.config.effects import effective
 from codescent.config.hub_keys import hub_key
@@ -121,10 +120,7 @@ class OpenRun:
         """Load weights and optimizer state from the checkpoint, if there is one."""
         if self.saved is None:
             return
-        if isinstance(self.saved, MemoryCheckpoint):
-            self.saved.load(trainer.tensors())
-        else:
-            self.checkpoints.load(self.saved, trainer.tensors())
+        self.saved.load_into(trainer.tensors(), self.checkpoints)
         trainer.optimizer.loaded()
 
     def save(self, step: int, tensors: Mapping[str, torch.Tensor | Box], val_loss: float | None) -> Path:

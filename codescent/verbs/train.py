@@ -215,7 +215,7 @@ def _start_ranks(arguments: Namespace, config: Config, env: dict[str, str], *, r
     with counted_if_stopped(None if finds or resume else run_folder(config)):
         with may_end():
             checked = check(config, ranks, resume=resume, creates_folder=not finds)
-            survive = None if finds else survive_of(checked)
+            survive = None if finds else survive_of(checked, resume=resume)
             warn(*notes_of(checked))
         raise_if_signalled()
     command = [sys.executable, "-P", "-m", "codescent", "train", arguments.config, *arguments.overrides]
