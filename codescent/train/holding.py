@@ -56,7 +56,8 @@ def in_memory(checkpoints: Checkpoints, is_written: Callable[[int], bool]) -> Me
     if alarm is None:
         return None
     held = alarm.held if alarm.held is not None and alarm.held.tensors else None  # else it was loaded
-    found = find(held, checkpoints.folder, _tell)
+    tells = _tell if alarm.call.is_urgent else _stay_silent  # else nobody was lost: the run begins, or others join
+    found = find(held, checkpoints.folder, tells)
     alarm.held = None if found is None else found.held  # another loss may come before it is loaded
     if found is None:
         return None
@@ -70,6 +71,10 @@ def in_memory(checkpoints: Checkpoints, is_written: Callable[[int], bool]) -> Me
     if rank() == 0:
         _tell(f"step {found.step} is done again: its row or its checkpoint was not written, or a newer one was")
     return None
+
+
+def _stay_silent(why: str) -> None:
+    """The reason is not worth a line."""
 
 
 def _tell(why: str) -> None:
