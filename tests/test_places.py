@@ -122,7 +122,7 @@ def test_a_call_in_shared_memory() -> None:
     try:
         pages = Pages(descriptor, 2)
         assert pages.call == Call()
-        call = Call(3, {7: 0, 8: 1}, {"parallel.dp_replicate": 2}, urgent=2)
+        call = Call(3, {7: 0, 8: 1}, {"parallel.dp_replicate": 2}, urgent=2, notes=("1 rank waits",))
         pages.call = call
         assert pages.call == call
         pages.clear(1)

@@ -23,12 +23,14 @@ class Call:
         values: keys of the config, by "section.key", that differ from those of the user: another layout.
         urgent: the number of the last call that was made because ranks had died: what was under way then is given up.
             At another call the ranks come at the end of a step.
+        notes: what the launcher has told the user of the layout; rank 0 records it.
     """
 
     number: int = 0
     places: Mapping[int, int] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
     urgent: int = 0
+    notes: tuple[str, ...] = ()
 
     @property
     def is_urgent(self) -> bool:
@@ -44,7 +46,8 @@ class Call:
         """From `to_bytes`; None: it is being written, or none has been."""
         try:
             data = json.loads(stored)
-            return cls(**data | {"places": {int(pid): int(rank) for pid, rank in data["places"].items()}})
+            places = {int(pid): int(rank) for pid, rank in data["places"].items()}
+            return cls(**data | {"places": places, "notes": tuple(data["notes"])})
         except (ValueError, TypeError, LookupError, AttributeError):
             return None
 

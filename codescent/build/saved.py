@@ -36,14 +36,22 @@ def plan_of(data: Mapping[str, Any]) -> Plan:
         raise ValueError(f"model: {error}") from error
 
 
+_last: list[tuple[dict[str, Any], Plan]] = []
+"""The JSON data that this process has read last, and their plan: a resume asks several times."""
+
+
 def saved_plan(folder: RunFolder) -> Plan:
     """The plan with which a run began. A plan of an earlier version is built again from the run's config.
 
     Raises:
         UserError: the folder's config or plan is damaged.
     """
+    if _last and _last[0][0] == folder.plan:
+        return _last[0][1]
     try:
-        return plan_of(folder.plan)
+        plan = plan_of(folder.plan)
+        _last[:] = [(folder.plan, plan)]
+        return plan
     except OlderPlan:
         return _built_again(folder)
     except (KeyError, TypeError, ValueError) as error:

@@ -37,16 +37,18 @@ LONG_BYTES = 1 << 29
 SETTLED_NS = 2_000_000_000
 """Only files with an older ctime are cached. A change in the same tick of the file system's clock keeps the ctime."""
 
+Stamp = tuple[int, ...]
+Advance = Callable[[int], None]
+
 _from_notes: dict[Path, int] = {}
 """Bytes of each file whose hash this process knows from a note alone."""
+_own: dict[Path, Stamp] = {}
+"""The stamp of each file that this process has hashed itself, and so need not hash again after the loss of a rank."""
 _ignored: frozenset[Path] = frozenset()
 """Files whose notes do not count now."""
 _sums: dict[Path, tuple[str, Sums]] = {}
 """The sha256 and the checksums of each file that this process has hashed, or asked for."""
 _compares_reads = True
-
-Stamp = tuple[int, ...]
-Advance = Callable[[int], None]
 
 
 class _Read(NamedTuple):
@@ -165,7 +167,8 @@ def hashes(
         and expected in (None, entry["sha256"])
         and entry["stamp"] == _stamp(folder / name)
     }
-    _from_notes.update({folder / name: known[name]["stamp"][0] for name in found})
+    noted = {folder / name: known[name]["stamp"] for name in found}
+    _from_notes.update({path: stamp[0] for path, stamp in noted.items() if list(_own.get(path, ())) != stamp})
     paths = [folder / name for name in files if name not in found]
     size_bytes = sum((_stamp(path) or [0])[0] for path in paths)
     problems: dict[str, str] = {}
@@ -176,6 +179,7 @@ def hashes(
             continue
         found[path.name] = outcome.sha256
         _from_notes.pop(path, None)
+        _own[path] = outcome.stamp
         _sums[path] = outcome.sha256, outcome.sums
         if outcome.settled:
             settled[path.name] = {"sha256": outcome.sha256, "stamp": outcome.stamp, **_kept(place, path.name, outcome)}

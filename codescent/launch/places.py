@@ -129,7 +129,7 @@ class Places:
         """The call that tells the processes. `pids`: process id by slot."""
         places = {pids[slot]: rank for rank, slot in enumerate(self.ranks)}
         self._urgent = self.number if is_urgent else self._urgent
-        return Call(self.number, places, self.layout.values, self._urgent)
+        return Call(self.number, places, self.layout.values, self._urgent, self.layout.notes)
 
     def taken(self) -> None:
         """The processes that were given a place do not wait any more."""

@@ -62,8 +62,10 @@ def test_parts_that_are_gone_come_from_the_disk(tmp_path: Path) -> None:
 
 
 def test_f8_grows_again(tmp_path: Path) -> None:
-    """Fault: the rank that is started again never joins, or the step at which it does is done twice."""
-    run = Started(tmp_path, 3, *FP64, "parallel.dp_replicate=3", "train.num_steps=400", "checkpoint.every=50")
+    """Fault: the rank that is started again never joins, or the step at which it does is done twice. The learning rate
+    changes with the ranks, or nothing in the run folder says that it stays."""
+    words = ("train.num_steps=400", "checkpoint.every=50", "optimizer.scale_learning_rate=linear")
+    run = Started(tmp_path, 3, *FP64, "parallel.dp_replicate=3", *words)
     run.until(lambda: run.rows() > 12)
     run.kill(1)
     run.until(lambda: bool(run.events("regroup")))
@@ -71,6 +73,7 @@ def test_f8_grows_again(tmp_path: Path) -> None:
     code, said = run.end()
     assert code == 0, said
     assert "with 2 of 3 ranks" in said
+    assert any("stays that of 3 data-parallel ranks" in str(event["text"]) for event in run.events("note"))
     assert [row["step"] for row in RunFolder.open(run.folder).read_metrics()] == list(range(1, 401))
 
 
