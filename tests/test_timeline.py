@@ -162,6 +162,10 @@ def test_plan_draws_its_schedule_beside_what_it_prints(tmp_path: Path) -> None:
     assert done.stderr.startswith("a.png: one step of gpt2, one stage, no pipeline, 4 micro-batches: 12 units")
     done = called(tmp_path, *words, "--flops-per-byte", "20")
     assert (done.returncode, done.stderr.split(":")[1]) == (2, " --flops-per-byte")
+    done = called(tmp_path, *words, "--timeline", "a.png", "--flops-per-byte", "0")
+    assert done.returncode == 0, "0 is taken for an option that was not given, or for no number"
+    done = called(tmp_path, *words, "--timeline", "a.json", "--flops-per-byte", "0.5")
+    assert (done.returncode, "as long as 0.5 FLOPs" in (tmp_path / "a.json").read_text()) == (0, True)
 
 
 def plan(ranks: int, *words: str) -> Plan:

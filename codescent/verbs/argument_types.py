@@ -68,6 +68,17 @@ def amount(word: str) -> float:
     return number
 
 
+def not_negative(word: str) -> float:
+    """A finite number of at least 0."""
+    try:
+        number = float(word)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"{word!r} is not a number of at least 0, such as 0.5")
+    return number
+
+
 def numbers(word: str) -> list[int]:
     """Whole numbers of at least 1, with commas between them."""
     return [positive(part.strip()) for part in word.split(",")]

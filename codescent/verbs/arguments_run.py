@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 
 from codescent.base.sizes import memory_size
-from codescent.verbs.argument_types import amount, numbers, path, positive, text
+from codescent.verbs.argument_types import amount, not_negative, numbers, path, positive, text
 from codescent.verbs.argument_words import CONFIG_HELP, config_arguments
 
 MOST_KEYS = ("train.microbatch_size", "data.seq_len", "model.num_layers")
@@ -46,8 +46,8 @@ def plan(verb: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print the plan as JSON")
     add("--operators", action="store_true", help="list what a rank computes in a step, with FLOPs and bytes")
     add("--timeline", type=path, metavar="FILE", help="draw one step: .png, .svg, or .json for ui.perfetto.dev")
-    balance_help = "FLOPs of a device in the time in which it sends a byte, for --timeline (default 1000)"
-    add("--flops-per-byte", type=positive, metavar="N", help=balance_help)
+    balance_help = "FLOPs of a device while it sends a byte, for --timeline (default 1000; 0: sending takes no time)"
+    add("--flops-per-byte", type=not_negative, metavar="N", help=balance_help)
     add = verb.add_argument_group("time and memory on a cluster, predicted").add_argument
     cluster_help = "machines: a shipped one (h100-sxm), here (the devices found), or a file (codescent docs clusters)"
     add("--cluster", type=text, metavar="NAME|here|FILE", help=cluster_help)

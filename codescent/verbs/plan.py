@@ -101,7 +101,7 @@ def planned(arguments: Namespace) -> Printed:
         rows, free = walked.rows, walked.free
         drawn = None if file is None else draw_ranks(plan, file, walked.found)
     elif file is not None:
-        drawn = draw_plan(plan, file, flops_per_byte or FLOPS_PER_BYTE)
+        drawn = draw_plan(plan, file, FLOPS_PER_BYTE if flops_per_byte is None else flops_per_byte)
     if found is None:
         steps = steps_in_words(config, without_data=bool(missing))
         mixed = mixture_in_words(config, plan, without_data=bool(missing))

@@ -54,7 +54,9 @@ def draw_plan(plan: Plan, path: Path, flops_per_byte: float = FLOPS_PER_BYTE) ->
     steady = phases(plan)[-1]
     plan = one_step(plan, steady.round_begins + steady.period - 1)
     given = lengths(plan, flops_per_byte)
-    given = dataclasses.replace(given, unit=f"{given.unit}; sending a byte takes as long as {flops_per_byte:,g} FLOPs")
+    as_long = f"sending a byte takes as long as {flops_per_byte:,g} FLOPs"
+    sending = as_long if flops_per_byte else "sending takes no time"
+    given = dataclasses.replace(given, unit=f"{given.unit}; {sending}")
     title = _title(plan)
     simulation = write_timeline(plan.schedule, title, path, given)
     which = f"the last of {steady.period} steps" if steady.period > 1 else "one step"
