@@ -26,7 +26,6 @@ LEAST_STEPS, LEAST_S = 3, 1.5
 """A window has at least so many steps of every rank, and so many seconds."""
 LOOK_S = 0.2
 """Between two looks at what other hosts say."""
-_SENT = "sent by "
 _FAILS = StoreError, OSError, NotProved, UserError, ValueError, TypeError, LookupError
 """Where the host of rank 0 does not answer, or says something else. Then nothing is compared."""
 
@@ -48,6 +47,11 @@ class LinkWatch:
         self._steps: dict[int, int] = {}  # of each rank, when the window began
         self._queued_s: dict[int, float] = {}
         self._begin_s = 0.0
+
+    def begin_anew(self, ranks: int) -> None:
+        """Others take part, so many: what was seen says nothing of them."""
+        self._judge, self._judged, self._steps = SlowLinks(), {}, {}
+        self._said.begin_anew(ranks)
 
     @property
     def current(self) -> SlowLink | None:
@@ -119,6 +123,10 @@ class _Said:
         self._thread: threading.Thread | None = None
         self.heard: dict[int, HostSent] = {}
 
+    def begin_anew(self, ranks: int) -> None:
+        """Others take part, so many."""
+        self._ranks, self._own, self.heard = ranks, None, {}
+
     def say(self, own: HostSent) -> None:
         """Tell a window."""
         self._own = own
@@ -139,21 +147,24 @@ class _Said:
     def _exchange(self, client: StoreClient) -> None:
         own = self._own
         if own is not None and own.window != self._told:
-            client.set(f"{_SENT}{own.ranks[0]}", json.dumps(asdict(own)))
+            client.set(_key(own.ranks[0], self._ranks), json.dumps(asdict(own)))
             self._told = own.window
         if self._others.serves:
             self._hear(client)
 
     def _hear(self, client: StoreClient) -> None:
         """Read the newest window of every host."""
-        firsts = [*self.heard] or range(self._ranks)
-        there = client.there([f"{_SENT}{rank}" for rank in firsts])
-        read = [
-            json.loads(client.get(f"{_SENT}{rank}")) for rank, is_there in zip(firsts, there, strict=True) if is_there
-        ]
+        keys = [_key(rank, self._ranks) for rank in [*self.heard] or range(self._ranks)]
+        there = client.there(keys)
+        read = [json.loads(client.get(key)) for key, is_there in zip(keys, there, strict=True) if is_there]
         heard = {one.ranks[0]: one for one in map(sent_of_json, read)}
         if sum(len(one.ranks) for one in heard.values()) == self._ranks:
             self.heard = heard
+
+
+def _key(first: int, ranks: int) -> str:
+    """Where a host says what it has sent. `ranks`: of the run, which may change."""
+    return f"sent by {first} of {ranks}"
 
 
 def sent_of_json(read: Mapping[str, Any]) -> HostSent:

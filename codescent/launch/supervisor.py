@@ -92,6 +92,8 @@ class Supervisor:
         self.ranks, self._stragglers, self.stuck = ranks, Stragglers(), {}
         self._moved, self._asked, self._states = {}, None, {}
         self._moved_s = dict.fromkeys(range(ranks), time.monotonic())
+        if self._links is not None:
+            self._links.begin_anew(ranks)
 
     def look(self, running: Mapping[int, int]) -> list[str]:
         """Sentences on changes since the last call. `running`: process id of each rank that has not ended."""
