@@ -4,12 +4,13 @@ Does not know what the jobs do. Needs root and SLURM's programs; leaves the mach
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -44,7 +45,7 @@ PreemptMode=REQUEUE
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1,requeue_delay=0
 SlurmdParameters=config_overrides
 ReturnToService=2
-SlurmdTimeout=60
+SlurmdTimeout={silent_s}
 KillWait=30
 MinJobAge=600
 StateSaveLocation={folder}/state
@@ -75,11 +76,13 @@ class Cluster:
     Attributes:
         folder: of the cluster: its config, its logs.
         env: for all commands.
+        silent_s: a node whose slurmd does not answer for so long is down.
+        disks: of a host, a folder that it sees in place of another one: a disk with locks of its own.
         hosts: the namespaces.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, silent_s: int = 60, disks: Mapping[int, tuple[Path, Path]] | None = None) -> None:
+        self.folder, self.silent_s, self.disks = folder, silent_s, disks or {}
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         self.env = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "PATH": path, "OMP_NUM_THREADS": "1"}
         self.hosts = hosts.Hosts(NODES + 1)
@@ -101,7 +104,9 @@ class Cluster:
     def _configure(self) -> None:
         named = [(f"host{host}", hosts.address(host)) for host in range(NODES + 1)]
         nodes = "\n".join(f"NodeName={name} NodeAddr={at} CPUs=4 RealMemory=4000" for name, at in named[:NODES])
-        text = CONF.format(controller=named[NODES][0], address=named[NODES][1], folder=self.folder, nodes=nodes)
+        text = CONF.format(
+            controller=named[NODES][0], address=named[NODES][1], folder=self.folder, nodes=nodes, silent_s=self.silent_s
+        )
         (self.folder / "slurm.conf").write_text(text)
         (self.folder / "hosts").write_text("127.0.0.1 localhost\n" + "".join(f"{at} {name}\n" for name, at in named))
         (self.folder / "munge.key").write_bytes(os.urandom(128))
@@ -125,7 +130,8 @@ class Cluster:
 
     def command(self, host: int, words: Sequence[str]) -> list[str]:
         """The words that run `words` on a host, where the hosts' names mean their addresses."""
-        inside = 'hostname "$0"; mount --bind "$1" /etc/hosts; shift; exec "$@"'
+        seen = f"mount --bind {shlex.join(map(str, self.disks[host]))}; " if host in self.disks else ""
+        inside = f'hostname "$0"; mount --bind "$1" /etc/hosts; {seen}shift; exec "$@"'
         space = ["unshare", "--uts", "--mount", "--propagation", "private", "sh", "-c", inside, f"host{host}"]
         namespace = f"--net=/run/netns/{self.hosts.name(host)}"
         return ["nsenter", namespace, "--", *space, str(self.folder / "hosts"), *words]

@@ -14,6 +14,7 @@ import pytest
 from runs import codescent, losses, make_project, start
 
 from codescent.base.call import SURVIVES
+from codescent.base.progress import PROGRESS_FD, Pages
 from codescent.record import RunFolder
 
 WORDS = ["run.toml", "train.num_steps=60", "checkpoint.every=5", "train.global_batch_size=12", "log.every=1",
@@ -68,17 +69,27 @@ class Started:
         """Send a signal to a rank."""
         os.kill(self.pid_of(rank), number)
 
+    def pages(self) -> Pages:
+        """What its ranks do, as the launcher sees it."""
+        process = Path(f"/proc/{self.pid_of(0)}")
+        variables = dict(one.partition("=")[::2] for one in (process / "environ").read_text().split("\0"))
+        memory = os.open(process / "fd" / variables[PROGRESS_FD], os.O_RDWR)
+        found = Pages.of({PROGRESS_FD: str(memory)})
+        os.close(memory)
+        assert found is not None
+        return found
+
     def end(self) -> tuple[int, str]:
         """The exit code, and all that was printed."""
         (self.place / "fast").touch()
         out, err = self.process.communicate(timeout=120)
         return self.process.returncode, out + err
 
-    def is_like_a_run_alone(self) -> None:
-        """The run has ended well, with the losses of one that nobody disturbed."""
+    def is_like_a_run_alone(self, *words: str) -> None:
+        """The run has ended well, with the losses of one that nobody disturbed, `alone`."""
         code, said = self.end()
         assert code == 0, said
-        alone = codescent(self.place, "train", *WORDS, "run.name=alone", "parallel.ranks=1")
+        alone = codescent(self.place, "train", *WORDS, "run.name=alone", "parallel.ranks=1", *words)
         assert alone.returncode == 0, alone.stderr
         expected = losses(RunFolder.open(self.place / "runs" / "alone"))
         assert losses(RunFolder.open(self.folder)) == pytest.approx(expected, rel=1e-5), said

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -89,6 +90,25 @@ def test_a_writer_that_renews_its_lease_keeps_the_run(tmp_path: Path) -> None:
             Lease(tmp_path, never, 0.6)
         print("release", file=first.stdin, flush=True)
         second = Lease(tmp_path, never, 0.6)
+        assert second.generation == 2
+        second.release()
+
+
+def test_a_job_that_is_started_again_waits_for_a_writer_that_is_cut_off(tmp_path: Path) -> None:
+    """Fault: a scheduler starts a job elsewhere, whose rank 0 is cut off, but reaches the disk until its wait for the
+    other ranks ends: the run is refused, and the job is lost. Or patience has no end."""
+    if not has_unshare():
+        pytest.skip("needs root: a process on this machine is known to have ended")
+    with writer(tmp_path, 0.6, apart=True) as first:
+        assert line(first) == "1"
+        begin_s = time.monotonic()
+        with pytest.raises(UserError, match="wait for its end, or stop it"):
+            Lease(tmp_path, never, 0.6, patience_s=2.0)
+        assert time.monotonic() - begin_s > 2.0
+        end = threading.Timer(3.0, first.kill)
+        end.start()
+        second = Lease(tmp_path, never, 0.6, patience_s=600.0)
+        assert not end.is_alive(), "it has waited for the end of the first"
         assert second.generation == 2
         second.release()
 

@@ -86,7 +86,7 @@ ALLOWED_TO_READ = {
     "launch/memory_kills.py": 3,
     "launch/once.py": 1,
     "own/waits.py": 1,
-    "launch/process_state.py": 2,
+    "launch/process_state.py": 1,
     "own/stopping.py": 1,
     "study/runner.py": 1,
     "tasks/conversations/chat_renderer.py": 1,

@@ -88,7 +88,7 @@ class OtherHosts:
     def _exchange(self, own: Mapping[int, RankState], found: dict[int, RankState]) -> None:
         end_s = time.monotonic() + WAIT_S
         with suppress(StoreError, OSError, NotProved, UserError, ValueError, TypeError, KeyError):
-            client = self._client()
+            client = self.client()
             client.set(f"{_STANDS}{min(own)}", json.dumps({rank: asdict(state) for rank, state in own.items()}))
             while len(own) + len(found) < self._pages.ranks and time.monotonic() < end_s:
                 absent = [rank for rank in range(self._pages.ranks) if rank not in own and rank not in found]
@@ -102,12 +102,17 @@ class OtherHosts:
 
     def _forget(self, own: Mapping[int, object], _found: object) -> None:
         with suppress(StoreError, OSError, NotProved, UserError, ValueError):
-            client = self._client()
+            client = self.client()
             client.delete_key(f"{_STANDS}{min(own)}")
             client.close()
 
-    def _client(self) -> StoreClient:
-        """Raises OSError: the host of rank 0 does not answer; ValueError: its address is not known."""
+    @property
+    def serves(self) -> bool:
+        """Whether this is the supervisor of the host of rank 0."""
+        return self._server is not None
+
+    def client(self) -> StoreClient:
+        """A connection to it. Raises OSError: it does not answer; ValueError: its address is not known; NotProved."""
         address, port = self._pages.hub.split()
         connect = partial(socket.create_connection, (address, int(port)), ANSWER_S)
         return StoreClient(connect, key_of(self._env, RUN), timedelta(seconds=ANSWER_S))

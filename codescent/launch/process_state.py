@@ -4,6 +4,7 @@ Does not say what that means for a run (verdict.py does). Where /proc cannot tel
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,14 @@ def state_of(pid: int) -> ProcessState:
     return ProcessState(word, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
 
 
+def queued_s(pid: int) -> float:
+    """Seconds that all threads of a process have waited for a processor so far; 0: the kernel does not count it."""
+    with suppress(OSError):  # it has ended
+        counts = [_text(thread / "schedstat").split() for thread in (proc.PROC / str(pid) / "task").iterdir()]
+        return sum(int(one[1]) for one in counts if one) / 1e9
+    return 0.0
+
+
 def halted_by(pid: int) -> str:
     """Why a process cannot run: "is stopped" (by a signal) or "is frozen" (by its cgroup); "" if it can run."""
     fields = proc.stat_of(pid)
@@ -46,21 +55,18 @@ def halted_by(pid: int) -> str:
 
 
 def _is_in_frozen_cgroup(pid: int) -> bool:
-    try:
-        lines = (proc.PROC / str(pid) / "cgroup").read_text().splitlines()
-    except OSError:
-        return False
-    for line in lines:
+    for line in _text(proc.PROC / str(pid) / "cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
-        if number == "0" and _is_frozen(CGROUPS / path.lstrip("/") / "cgroup.events", "frozen 1"):
+        if number == "0" and "frozen 1" in _text(CGROUPS / path.lstrip("/") / "cgroup.events"):
             return True
-        if controllers == "freezer" and _is_frozen(CGROUPS / "freezer" / path.lstrip("/") / "freezer.state", "FROZEN"):
+        if controllers == "freezer" and "FROZEN" in _text(CGROUPS / "freezer" / path.lstrip("/") / "freezer.state"):
             return True
     return False
 
 
-def _is_frozen(path: Path, word: str) -> bool:
+def _text(path: Path) -> str:
+    """What the kernel says; "": nothing."""
     try:
-        return word in path.read_text()
+        return path.read_text()
     except OSError:
-        return False
+        return ""

@@ -1,5 +1,5 @@
 """In: the seconds of the parts of steps, on the pages of ranks. Out: a rank that is slower than others, and the part.
-Makes no collective. Of one host's ranks: a link that is slow makes all ranks wait alike, and names nobody."""
+Makes no collective. Of the ranks of one host: slow_links.py compares links."""
 
 from __future__ import annotations
 

@@ -14,10 +14,12 @@ from codescent.base.page import Page
 from codescent.base.progress import ENDED, Pages
 from codescent.launch.deadlines import Deadlines
 from codescent.launch.hang_record import HangRecord
+from codescent.launch.link_watch import LinkWatch
 from codescent.launch.other_hosts import OtherHosts
 from codescent.launch.process_state import ProcessState, halted_by, state_of
+from codescent.launch.slow_links import SlowLink
 from codescent.launch.stacks import Stacks, main_thread
-from codescent.launch.stragglers import Stragglers
+from codescent.launch.stragglers import SlowRank, Stragglers
 from codescent.launch.verdict import HangVerdict, RankState, judge
 from codescent.launch.verdict_words import doing, one_page, whole
 
@@ -81,6 +83,7 @@ class Supervisor:
         self._moved_s: dict[int, float] = {}  # when each rank was last seen to move
         self._wanted_s = 0.0  # stand still so long before the stacks are asked for again
         self._others = others or OtherHosts(pages, {})
+        self._links = None if is_whole else LinkWatch(self._others, ranks)
         self._asked: tuple[Mapping[int, RankState], Mapping[int, str]] | None = None  # while other hosts are asked
         self._hangs_s = 0.0  # since when no rank moves, if a verdict was given
 
@@ -89,6 +92,8 @@ class Supervisor:
         self.ranks, self._stragglers, self.stuck = ranks, Stragglers(), {}
         self._moved, self._asked, self._states = {}, None, {}
         self._moved_s = dict.fromkeys(range(ranks), time.monotonic())
+        if self._links is not None:
+            self._links.begin_anew(ranks)
 
     def look(self, running: Mapping[int, int]) -> list[str]:
         """Sentences on changes since the last call. `running`: process id of each rank that has not ended."""
@@ -205,20 +210,36 @@ class Supervisor:
             self._others.withdraw(own)
 
     def _slow(self, pages: Mapping[int, Page], now_s: float, running: Mapping[int, int]) -> list[str]:
-        """A sentence on a rank that has become slower than the others. The step lines name it, too."""
-        new = self._stragglers.look(pages, now_s)
-        words = str(self._stragglers.current or "")
+        """Sentences on a rank, or a link, that has become slower than the others. The step lines name it, too."""
+        rank = self._stragglers.look(pages, now_s)
+        link = None if self._links is None else self._links.look(pages, running, now_s)
+        words = str(self._stragglers.current or (self._links and self._links.current) or "")
         if words != self._said_slow:
             self.pages.slowest = self._said_slow = words
-        if new is None:
-            return []
+        said = []
+        if rank is not None:
+            self._record_slow(rank, host(), rank.part, pages)
+            who = f"rank {rank.rank} of {self.ranks} (pid {running[rank.rank]} on {host()})"
+            times_s = f"{rank.own_s:.3g} s a step, the others {rank.others_s:.3g} s"
+            said.append(f"{who} is {rank.factor:.1f} times slower than the others: its {rank.part} takes {times_s}")
+        if link is not None:
+            self._record_slow(link, link.hosts[0], "network", pages, hosts=link.hosts, addresses=link.addresses)
+            times_s = f"{link.own_s:.3g} s a step, over the others {link.others_s:.3g} s"
+            who = f"{link.who} (rank {link.rank} of {self.ranks})"
+            said.append(f"{who} is {link.factor:.1f} times slower than the others: its bytes take {times_s}")
+        return said
+
+    def _record_slow(
+        self, slow: SlowRank | SlowLink, where: str, part: str, pages: Mapping[int, Page], **more: object
+    ) -> None:
         if self._record is not None:
-            times = {"factor": round(new.factor, 2), "own_s": round(new.own_s, 6), "others_s": round(new.others_s, 6)}
-            step = pages[new.rank].step
-            self._record.event("straggler", rank=new.rank, host=host(), part=new.part, **times, step=step)
-        who = f"rank {new.rank} of {self.ranks} (pid {running[new.rank]} on {host()})"
-        times_s = f"{new.own_s:.3g} s a step, the others {new.others_s:.3g} s"
-        return [f"{who} is {new.factor:.1f} times slower than the others: its {new.part} takes {times_s}"]
+            times = {
+                "factor": round(slow.factor, 2),
+                "own_s": round(slow.own_s, 6),
+                "others_s": round(slow.others_s, 6),
+            }
+            step = max(page.step or 0 for page in pages.values())
+            self._record.event("straggler", rank=slow.rank, host=where, part=part, **times, **more, step=step)
 
     def _told(self, verdict: HangVerdict, seen: Mapping[int, RankState], stacks: Mapping[int, str]) -> list[str]:
         """Record a verdict. Returns its page."""

@@ -102,6 +102,7 @@ class Lease:
         lost: is called by a thread, with a sentence, when the lease is lost and the process has not given it up
             GRACE_S later: it must end the process.
         renamed: the present path of the folder. Raises UserError: it was removed.
+        patience_s: seconds for which it waits for a writer that still renews its lease; 0: such a writer keeps the run.
 
     Attributes:
         generation: the number of this writer, from 1.
@@ -119,6 +120,7 @@ class Lease:
         lost: Callable[[str], object],
         lease_s: float = LEASE_S,
         renamed: Callable[[], Path] | None = None,
+        patience_s: float = 0.0,
     ) -> None:
         self.folder, self.lease_s, self._lost, self._renamed = folder, lease_s, lost, renamed
         self._holder, self.generation, self.ends_s, self.path = Holder.this(lease_s), 0, 0.0, folder
@@ -126,7 +128,7 @@ class Lease:
         with user_errors(folder):
             found = _newest(folder)
             if found is not None and not found[1].is_gone():
-                self._await_end(*found)
+                self._await_end(*found, patience_s)
             self._become(0 if found is None else found[0])
         for name, act in (("renew", self._renew_often), ("watch", self._watch)):
             threading.Thread(target=act, name=f"codescent lease: {name}", daemon=True).start()
@@ -151,21 +153,25 @@ class Lease:
             self._find()
             self._write(released=True)
 
-    def _await_end(self, generation: int, holder: Holder) -> None:
+    def _await_end(self, generation: int, holder: Holder, patience_s: float) -> None:
         """Wait until a lease has not been renewed for its time. Raises UserError: it is renewed; StopAsked."""
-        waits_s = holder.lease_s + GRACE_S
-        end_s, said_s = _now_s() + waits_s, _now_s() + holder.lease_s / RENEWALS
-        while _now_s() < end_s:
+        waits_s, begin_s = holder.lease_s + GRACE_S, _now_s()
+        seen_s, says_s = begin_s, begin_s + holder.lease_s / RENEWALS
+        while _now_s() < seen_s + waits_s:
             raise_if_asked()
             time.sleep(min(0.2, holder.lease_s / 10))
-            if (now := _newest(self.folder)) == (generation, holder):
-                if _now_s() > said_s:
-                    progress([f"{self.folder}: {holder} has written this run and may still do: wait {waits_s:g} s"])
-                    said_s = math.inf
-                continue
+            now = _newest(self.folder)
             if now is not None and now[0] == generation and now[1].released:
                 return
-            raise UserError(f"{self.folder}: is being written by {holder}: wait for its end, or stop it")
+            is_renewed = now != (generation, holder)
+            if is_renewed and (now is None or now[0] != generation or _now_s() > begin_s + patience_s):
+                raise UserError(f"{self.folder}: is being written by {holder}: wait for its end, or stop it")
+            if is_renewed and now is not None:
+                holder, seen_s = now[1], _now_s()
+            if _now_s() > says_s:
+                longest_s = waits_s + (patience_s if is_renewed else 0)
+                progress([f"{self.folder}: {holder} has written this run and may still do: wait {longest_s:g} s"])
+                says_s = math.inf
 
     def _become(self, before: int) -> None:
         """Become the writer after the one of this number. Raises RunFailed: another process has become it."""

@@ -189,7 +189,7 @@ class RunFolder:
             os.close(descriptor)
             raise
 
-    def lease(self, lost: Callable[[str], object], lease_s: float = LEASE_S) -> None:
+    def lease(self, lost: Callable[[str], object], lease_s: float = LEASE_S, patience_s: float = 0.0) -> None:
         """Be the only writer of this run, on all hosts, until `release`.
 
         Where `hold` does not reach (another host, a file system without locks), this waits until the lease of the
@@ -198,11 +198,12 @@ class RunFolder:
         Args:
             lost: ends this process, with a sentence: see Lease.
             lease_s: seconds for which a lease holds, without a renewal.
+            patience_s: seconds for which this waits for another writer that still renews its lease.
 
         Raises:
             UserError: another process writes it.
         """
-        self._lease = Lease(self.path, lost, lease_s, self._renamed)
+        self._lease = Lease(self.path, lost, lease_s, self._renamed, patience_s)
 
     def delete_unused(self) -> None:
         """Delete the folder that this process has created, if it has no event: the run was refused before it began.

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ from codescent.train.layout import laid_out
 from codescent.train.newest import newest
 from codescent.train.rolled_back import ROLLBACK, ahead_of, is_of_before
 from codescent.train.same_tokens import check_same_tokens
+from codescent.train.starts import is_started_again
 from codescent.train.verification import verify_again
 from codescent.train.world import World
 from codescent.train.written import is_written
@@ -277,7 +279,7 @@ def open_run(
         if world.is_first and not opened:
             held = folder or RunFolder.create(path, to_toml(effective(config)), plan.to_json())
             changes.update({} if folder is None else _changes(config, plan, dataset, folder))
-            _become_writer(held, world, config.survive.lease_s)
+            _become_writer(held, world, config)
             opened.append(held)
 
     def look() -> list[Any]:
@@ -320,12 +322,21 @@ def open_run(
     return run
 
 
-def _become_writer(folder: RunFolder, world: World, lease_s: float) -> None:
+def _become_writer(folder: RunFolder, world: World, config: Config) -> None:
     """Let this process alone write the run. If it loses the run, it ends: the other ranks would wait for it. Alone it
-    only says so, because it may be a notebook's process, and the next write raises an error."""
+    only says so, because it may be a notebook's process, and the next write raises an error.
+
+    If a scheduler has started the job again, rank 0 of the start before may be cut off, and wait for the others. It
+    renews its lease until parallel.timeout_s ends it.
+    """
+    patience_s = config.parallel.timeout_s if is_started_again(os.environ) else 0.0
     folder.hold()
     try:
-        folder.lease(lambda why: warn(why) if world.this_rank.world_size == 1 else end_now(RunFailed(why)), lease_s)
+        folder.lease(
+            lambda why: warn(why) if world.this_rank.world_size == 1 else end_now(RunFailed(why)),
+            config.survive.lease_s,
+            patience_s,
+        )
     except BaseException:
         folder.release()
         raise

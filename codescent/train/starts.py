@@ -77,6 +77,11 @@ def _idle(folder: RunFolder, env: Mapping[str, str]) -> str:
     return ""
 
 
+def is_started_again(env: Mapping[str, str]) -> bool:
+    """Whether a scheduler has started this job before."""
+    return bool(_start(env))
+
+
 @contextmanager
 def before_it_begins(path: Path | None, world: World) -> Iterator[None]:
     """A block before the first step. If a rank was asked to stop by its end, every rank raises StopAsked. Collective.

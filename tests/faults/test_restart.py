@@ -86,6 +86,40 @@ def test_a_loss_before_the_first_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("section", "rank"), [("save", 0), ("save", 1), ("validation", 0), ("validation", 1)])
+def test_a_loss_during_a_save_or_a_validation(tmp_path: Path, section: str, rank: int) -> None:
+    """Fault: half a checkpoint is taken for a whole one, a validation is missing or there twice, or the others wait."""
+    run = Started(tmp_path, 2, "parallel.dp_shard=2", "train.eval_every=5")
+    run.until(lambda: run.rows() > 6)
+    pid, pages = run.pid_of(rank), run.pages()
+    while True:  # a rank that was stopped within the section is killed within it
+        while pages.read(rank).section != section:
+            assert run.process.poll() is None, run.end()
+            time.sleep(0.001)
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(0.01)
+        if pages.read(rank).section == section:
+            break
+        os.kill(pid, signal.SIGCONT)
+    os.kill(pid, signal.SIGKILL)
+    run.until(lambda: bool(run.events("resume")))
+    run.is_like_a_run_alone("train.eval_every=5")
+    (crash,) = run.events("crash")
+    assert crash["rank"] == rank
+    found, expected = (
+        [
+            (row["step"], row["val_loss"])
+            for row in RunFolder.open(run.place / "runs" / name).read_metrics()
+            if row["val_loss"]
+        ]
+        for name in ("a", "alone")
+    )
+    assert [step for step, _ in found] == [step for step, _ in expected] == [*range(5, 61, 5)]
+    assert dict(found) == pytest.approx(dict(expected), rel=1e-5)
+    assert not list((run.folder / "checkpoints").glob(".partial*"))
+
+
+@pytest.mark.slow
 def test_a_rank_that_fails_at_every_start(tmp_path: Path) -> None:
     """Fault: a rank that dies in the same place each time is started again until somebody looks."""
     run = Started(tmp_path, 2, "survive.max_restarts=50")
