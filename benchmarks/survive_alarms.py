@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import hosts
+from measure import must, table
 from survive_run import COPIES, ENDLESS, Ended, Run
 
 LOSS, DELAY_MS, MBIT = 0.01, 10.0, 100.0
@@ -47,3 +50,17 @@ def false_alarms(place: Path, minutes: float) -> dict[str, Any]:
         "steps": steps, "load_mean": sum(loads) / len(loads), "load_max": max(loads), "alarms": alarms,
         "said": [words for words in SAYS if words in said],
     }  # fmt: skip
+
+
+def text(found: Mapping[str, Any]) -> str:
+    """What was counted."""
+    alarms = Counter(one["kind"] for one in found["alarms"])
+    rows = [[kind, str(alarms[kind])] for kind in ALARMS]
+    link = f"{found['packets_lost']:,} of {found['packets']:,} packets lost"
+    return f"{table(['alarms', 'count'], rows)}\n\n{found['minutes']:g} minutes, {found['steps']:,} steps, {link}"
+
+
+def claims(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """There must be none."""
+    count = len(found["alarms"]) + len(found["said"])
+    return [must(f"false alarms in {found['minutes']:g} minutes", count, 0, at_least=False)]

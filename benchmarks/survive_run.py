@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,9 @@ from typing import Any
 import psutil
 from hosts import Hosts, address
 from work import environment
+
+from codescent.launch.inject import LocalRanks
+from codescent.launch.local import EXTRA_PAGES
 
 RANKS = 4
 TAIL_BYTES = 4096
@@ -35,6 +38,11 @@ ENDLESS = "train.num_steps=1000000"
 SURVIVES = ("survive.max_restarts=1000", "survive.restart_window_s=36000")
 CAN_STOP_S = 60.0
 PORT, TOKEN = 29_500, "a token that no outsider knows"
+
+
+def prepared(place: Path) -> str:
+    """The key of the folder of prepared data, which runs in neighbouring folders share."""
+    return f"data.folder={place.parent / 'datasets'}"
 
 
 class Ended(RuntimeError):
@@ -59,10 +67,10 @@ class Run:
     def start(cls, place: Path, words: Sequence[str], launcher: Sequence[str] = ()) -> Run:
         """Start a run on this machine. `launcher`: in place of ours."""
         place.mkdir(exist_ok=True)
-        command = [sys.executable, *(launcher or ("-m", "codescent")), "train", *SAME, *words]
-        log = place / "out.txt"
+        command = [sys.executable, *(launcher or ("-m", "codescent")), "train", *SAME, prepared(place), *words]
+        log, env = place / "out.txt", environment() | {"TMPDIR": str(place)}
         with log.open("ab") as out:
-            process = subprocess.Popen(command, cwd=place, env=environment(), stdout=out, stderr=out)
+            process = subprocess.Popen(command, cwd=place, env=env, stdout=out, stderr=out)
             return cls(place, [process], [log])
 
     @classmethod
@@ -70,7 +78,7 @@ class Run:
         """Start a run by an agent on each host: as many ranks on each."""
         place.mkdir(exist_ok=True)
         each, env = RANKS // made.count, environment() | {"CODESCENT_TOKEN": TOKEN}
-        train = [sys.executable, "-m", "codescent", "train", *SAME, *words]
+        train = [sys.executable, "-m", "codescent", "train", *SAME, prepared(place), *words]
         run = cls(place, [], [place / f"host{host}.txt" for host in range(made.count)])
         for host, path in enumerate(run.logs):
             ranks = ["--ranks", str(each), "--first", str(each * host), "--world", str(RANKS)]
@@ -122,6 +130,19 @@ class Run:
                 if psutil.Process(pid).environ().get("RANK") == str(rank):
                     return pid
         raise Ended(f"no process of rank {rank}")
+
+    def places(self) -> dict[int, int]:
+        """The process of each rank now. A process that waits for a place has none. Empty: the ranks meet anew."""
+        ranks = LocalRanks(self.launchers[0].pid, RANKS + EXTRA_PAGES)
+        if (pages := ranks.pages()) is None:
+            return {}
+        with closing(pages.memory):
+            call = pages.call
+        found = {rank: pid for pid, rank in call.places.items()} if call.number else self._first()
+        return found if {*found.values()} <= {*self.ranks()} else {}
+
+    def _first(self) -> dict[int, int]:
+        return {rank: self.pid_of(rank) for rank in range(RANKS)}
 
     def until(self, holds: Callable[[], object], seconds: float = 120.0, *, runs: bool = True) -> float:
         """Seconds until something holds. Raises Ended. `runs`: it has to happen before the run has ended."""
