@@ -21,7 +21,7 @@ from measure import must, say, table
 from survive_flips import flip_file
 from survive_run import COPIES, ENDLESS, RANKS, SURVIVES, Run
 
-from codescent.checkpoint.checkpoints import Checkpoints, read_tensors
+from codescent.checkpoint.checkpoints import CheckpointError, Checkpoints, read_tensors
 
 EVERY_S, STOPPED_S = 15.0, 3.0
 SHARE_ALONE = 0.7
@@ -127,26 +127,36 @@ def pace_s(run: Run) -> float:
 
 
 def shaken(run: Run, steps: int, end_s: float, left: Left, rng: random.Random) -> list[Made]:
-    """Make faults, each kind as often as the others, until the run has done all its steps."""
+    """Make faults, each kind as often as the others, until the run has done all its steps.
+
+    Between two faults there is a new step: a run whose starts make no step ends, and shall.
+    """
     made: list[Made] = []
     order: list[str] = []
-    next_s = time.monotonic() + EVERY_S
+    next_s, resumes = time.monotonic() + EVERY_S, 0
     while run.is_running and time.monotonic() < end_s:
         time.sleep(0.2)
-        if time.monotonic() < next_s or not run.step() or len(places := run.places()) < RANKS:
+        if time.monotonic() < next_s or not goes_on(run, resumes, steps) or len(places := run.places()) < RANKS:
             continue
-        if (step := run.step()) >= steps - 1:
-            continue  # it ends: nothing is left to survive
         order = order or rng.sample(FAULTS, len(FAULTS))
         left.look()
-        kind = order.pop()
+        kind, step, before = order.pop(), run.step(), len(run.events("resume"))
         if make(run, kind, places, rng):
             made.append(Made(kind, time.monotonic(), step))
             say(f"{kind} at step {step}")
+            resumes = before + (kind != SPARE)
         else:
             order.insert(0, kind)  # later
         next_s = time.monotonic() + EVERY_S
     return made
+
+
+def goes_on(run: Run, resumes: int, steps: int) -> bool:
+    """Whether the run has resumed so often, has taken a step since, and has more than one before it."""
+    resumed, step = run.events("resume"), run.step()
+    if len(resumed) < resumes or step >= steps - 1:
+        return False
+    return step > (int(resumed[-1]["step"]) if resumed else 0)
 
 
 def make(run: Run, kind: str, places: Mapping[int, int], rng: random.Random) -> bool:
@@ -192,12 +202,14 @@ def where(run: Run, made: Sequence[Made], begin_s: float, step_s: float, lost_s:
 
 
 def hash_of(folder: Path) -> str:
-    """A hash of all tensors of the newest checkpoint: weights and optimizer state."""
-    saved = Checkpoints(folder / "checkpoints", 1, False).latest()
-    if saved is None:
-        return "no checkpoint"
-    digest = hashlib.sha256(str(saved.step).encode())
-    for name, tensor in sorted(read_tensors(saved.path).items()):
+    """A hash of all tensors of the newest checkpoint, weights and optimizer state; or why there is none."""
+    try:
+        saved = Checkpoints(folder / "checkpoints", 1, False).latest()
+        tensors = {} if saved is None else read_tensors(saved.path)
+    except CheckpointError as error:  # the run has ended early
+        return str(error)
+    digest = hashlib.sha256(str(saved and saved.step).encode())
+    for name, tensor in sorted(tensors.items()):
         digest.update(name.encode())
         digest.update(tensor.contiguous().numpy().tobytes())
     return digest.hexdigest()
