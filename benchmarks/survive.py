@@ -21,7 +21,18 @@ import survive_docs
 import survive_flips
 import survive_losses
 import survive_soak
-from measure import finish, hardware, machine_line, must_lines, not_negative, parser, positive, say, write_json
+from measure import (
+    SystemFailed,
+    finish,
+    hardware,
+    machine_line,
+    must_lines,
+    not_negative,
+    parser,
+    positive,
+    say,
+    write_json,
+)
 
 Claims = list[dict[str, Any]]
 
@@ -98,17 +109,22 @@ def main() -> int:
     if asked.docs:
         survive_docs.write()
         return 0
-    rng = random.Random(asked.seed)
+    rng, code = random.Random(asked.seed), 0
     with tempfile.TemporaryDirectory(prefix="survive-") as folder:
         for name in asked.only:
             part, record = PARTS[name], hardware()
             say(f"{name}: {machine_line(record)}")
-            found = part.measure(Path(folder) / name, asked, rng)
+            try:
+                found = part.measure(Path(folder) / name, asked, rng)
+            except SystemFailed as failure:
+                say(f"{name}: {failure}")
+                code = 1
+                continue
             found = json.loads(json.dumps(found))  # as a file has it
             claims = part.claims(found)
             print(part.text(found), "", *must_lines(claims), "", sep="\n", flush=True)
             add_part(asked.json, name, {"hardware": record, "result": found, "musts": claims})
-    return 0
+    return code
 
 
 def add_part(path: Path | None, name: str, part: dict[str, Any]) -> None:

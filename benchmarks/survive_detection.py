@@ -23,6 +23,8 @@ TIMEOUT_S = 10
 MUST_S = {CRASH: 1.0, STOPPED: 3.0, HANG: 10.0, CUT: 12.0, ENDED: TIMEOUT_S + 16.0}
 """A page: 6 s without a step, a look each second, 2.5 s for the answer of the other host. An end: the timeout, 4 s to
 name the rank, 10 s until ranks that do not end are killed, and a look."""
+BEGUN = 5
+"""Steps after which the launcher knows how long one takes."""
 ALL_HERE = (ENDLESS, COPIES, f"parallel.ranks={RANKS}")
 
 
@@ -43,7 +45,7 @@ def killed(place: Path, rng: random.Random) -> float:
     """Seconds from the kill of a rank to the line that names it."""
     run = Run.start(place, ALL_HERE)
     try:
-        run.until(lambda: run.step() > 20)
+        run.until(lambda: run.step() > BEGUN)
         time.sleep(rng.uniform(0.0, 0.5))
         rank = rng.randrange(RANKS)
         words = f"rank {rank} of {RANKS} (pid {run.pid_of(rank)}"
@@ -57,7 +59,7 @@ def stopped(place: Path, tries: int, found: dict[str, list[float]], rng: random.
     """The same of a rank that is stopped, again and again in one run: its line, then the verdict."""
     run = Run.start(place, ALL_HERE)
     try:
-        run.until(lambda: run.step() > 20)
+        run.until(lambda: run.step() > BEGUN)
         for _ in range(tries):
             time.sleep(rng.uniform(1.0, 2.0))
             rank, before = rng.randrange(RANKS), len(run.said())
@@ -82,7 +84,7 @@ def cut(place: Path, found: dict[str, list[float]]) -> None:
     with hosts.Hosts(2) as made:
         run = Run.on_hosts(made, place, [ENDLESS, COPIES, f"parallel.timeout_s={TIMEOUT_S}"])
         try:
-            run.until(lambda: run.step() > 20)
+            run.until(lambda: run.step() > BEGUN)
             made.cut(1)
             begin = time.perf_counter()
             said_s: dict[Path, float] = {}

@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 from hosts import Hosts, address
+from measure import SystemFailed
 from work import environment
 
 from codescent.launch.inject import LocalRanks
@@ -36,7 +37,8 @@ SAME = (
 COPIES = f"parallel.dp_replicate={RANKS}"
 ENDLESS = "train.num_steps=1000000"
 SURVIVES = ("survive.max_restarts=1000", "survive.restart_window_s=36000")
-CAN_STOP_S = 60.0
+CAN_STOP_S, MOST_S = 60.0, 300.0
+"""Seconds in which a run has to stop, and in which what is waited for has to happen. A busy machine is slow."""
 PORT, TOKEN = 29_500, "a token that no outsider knows"
 
 
@@ -45,7 +47,7 @@ def prepared(place: Path) -> str:
     return f"data.folder={place.parent / 'datasets'}"
 
 
-class Ended(RuntimeError):
+class Ended(SystemFailed):
     """A run has ended too early, or what was waited for did not happen. The message has the end of its output."""
 
 
@@ -144,7 +146,7 @@ class Run:
     def _first(self) -> dict[int, int]:
         return {rank: self.pid_of(rank) for rank in range(RANKS)}
 
-    def until(self, holds: Callable[[], object], seconds: float = 120.0, *, runs: bool = True) -> float:
+    def until(self, holds: Callable[[], object], seconds: float = MOST_S, *, runs: bool = True) -> float:
         """Seconds until something holds. Raises Ended. `runs`: it has to happen before the run has ended."""
         begin = time.perf_counter()
         while not holds():

@@ -163,12 +163,14 @@ def make(run: Run, kind: str, places: Mapping[int, int], rng: random.Random) -> 
     """Make a fault. False: there is nothing to harm now."""
     waiting = [pid for pid in run.ranks() if pid not in places.values()]
     if kind == DAMAGE:
-        newest = Checkpoints(run.folder / "checkpoints", 1, False).latest()
-        if newest is None or newest.step < 40:  # none is before it
-            return False
         for pid in places.values():
-            send(pid, signal.SIGSTOP)  # else they save another one
-        file = rng.choice(sorted(newest.path.glob("*.safetensors")))
+            send(pid, signal.SIGSTOP)  # else they save another one, or delete one
+        saved = sorted((run.folder / "checkpoints").glob("step_*"))
+        if len(saved) < 2:  # none would be left
+            for pid in places.values():
+                send(pid, signal.SIGCONT)
+            return False
+        file = rng.choice(sorted(saved[-1].glob("*.safetensors")))
         flip_file(file, rng.randrange(8 * file.stat().st_size))
     victims = {
         SPARE: waiting, FIRST: [places[0]], TWO: rng.sample([*places.values()], 2), DAMAGE: [*places.values()],
