@@ -10,7 +10,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,11 @@ from codescent.config.sections import Config
 from codescent.data.text.dataset import open_dataset
 from codescent.launch.environment import read
 from codescent.launch.local import run_ranks
-from codescent.train.alike import compare, replicated_tensors
+from codescent.train.alike import Copies, compare, replicated_tensors
 from codescent.train.assemble import assemble
 from codescent.train.stop import StopRequest
 from codescent.train.tensor_hash import tensor_hash
+from codescent.train.trainer import Trainer
 from codescent.train.world import World
 
 CHECK_EVERY = 100
@@ -44,6 +46,7 @@ def arguments_of() -> argparse.Namespace:
     parsed = parser("Time the comparison of the ranks' copies of tensors, and training steps of replicated GPT-2.")
     parsed.add_argument("--ranks", type=positive, default=2, help="number of replicas; each is a process")
     parsed.add_argument("--rounds", type=positive, default=5, help="number of steps and comparisons of each case")
+    parsed.add_argument("--work", choices=WORKS, nargs="+", default=[*WORKS], help="of these sizes alone")
     arguments = parsed.parse_args()
     if arguments.ranks < 2:
         parsed.error("--ranks 1: one rank has no copies to compare; give at least 2")
@@ -57,9 +60,9 @@ def timed(act: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def rank_main(path: Path) -> None:
-    """Run one rank: steps and comparisons in turns, after one warm-up of each. Rank 0 writes the seconds."""
-    job = json.loads(path.read_text(encoding="utf-8"))
+@contextmanager
+def replicas(job: Mapping[str, Any]) -> Iterator[tuple[World, Trainer, Copies]]:
+    """This process as a rank of a job: the world, a trainer, and the tensors that other ranks hold as well."""
     this_rank = read(os.environ)
     assert this_rank is not None
     world, dataset = World(this_rank, "auto", None, 600.0), open_dataset(Path(job["tokens"]))
@@ -68,7 +71,16 @@ def rank_main(path: Path) -> None:
     world.divide(plan)
     with StopRequest(alone=False) as stop:
         trainer = assemble(config, plan, world, dataset, 0, stop)
-        copies = replicated_tensors(plan, this_rank.rank, trainer.parts, trainer.optimizer)
+        yield world, trainer, replicated_tensors(plan, this_rank.rank, trainer.parts, trainer.optimizer)
+        trainer.close()
+    world.at(ENDED)
+    world.close()
+
+
+def rank_main(path: Path) -> None:
+    """Run one rank: steps and comparisons in turns, after one warm-up of each. Rank 0 writes the seconds."""
+    job = json.loads(path.read_text(encoding="utf-8"))
+    with replicas(job) as (world, trainer, copies):
         tensors = [tensor.detach() for part in copies.values() for tensor in part.values()]
         sizes = [tensor.nbytes // 8 * 8 for tensor in tensors]
         words = [t.view(-1).view(torch.uint8)[:size].view(torch.int64) for t, size in zip(tensors, sizes) if size]
@@ -85,26 +97,28 @@ def rank_main(path: Path) -> None:
                 taken_s = timed(act)
                 if number:
                     seconds[name].append(taken_s)
-        trainer.close()
-    if world.is_first:
-        measured = {"bytes": sum(sizes), "seconds": seconds}
-        path.with_name("measured.json").write_text(json.dumps(measured), encoding="utf-8")
-    world.at(ENDED)
-    world.close()
+        if world.is_first:
+            measured = {"bytes": sum(sizes), "seconds": seconds}
+            path.with_name("measured.json").write_text(json.dumps(measured), encoding="utf-8")
+
+
+def job_of(name: str, precision: str, folder: Path) -> dict[str, Any]:
+    """What a rank needs to make a trainer. Writes random tokens into the folder."""
+    work = WORKS[name]
+    sizes = {"num_layers": work.num_layers, "num_heads": work.num_heads, "hidden_dim": work.hidden_dim}
+    tokens = str(write_tokens(folder, work.vocab_size).parent)
+    sections: dict[str, dict[str, Any]] = {
+        "model": {**sizes, "vocab_size": work.vocab_size, "seq_len": work.max_seq_len},
+        "data": {"corpus": tokens, "seq_len": work.seq_len},
+        "train": {"global_batch_size": work.batch_size, "precision": precision},
+    }
+    return {"sections": sections, "tokens": tokens}
 
 
 def entry_of(name: str, precision: str, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Run one case on new ranks. Returns medians. Raises SystemExit if a rank fails; the rank has printed why."""
-    work = WORKS[name]
-    sizes = {"num_layers": work.num_layers, "num_heads": work.num_heads, "hidden_dim": work.hidden_dim}
-    sections: dict[str, dict[str, Any]] = {
-        "model": {**sizes, "vocab_size": work.vocab_size, "seq_len": work.max_seq_len},
-        "data": {"corpus": str(write_tokens(folder, work.vocab_size).parent), "seq_len": work.seq_len},
-        "train": {"global_batch_size": work.batch_size, "precision": precision},
-    }
-    job = {"sections": sections, "tokens": sections["data"]["corpus"], "rounds": arguments.rounds}
     path = folder / "job.json"
-    path.write_text(json.dumps(job), encoding="utf-8")
+    path.write_text(json.dumps({**job_of(name, precision, folder), "rounds": arguments.rounds}), encoding="utf-8")
     if run_ranks([sys.executable, __file__], arguments.ranks, {**environment(), JOB: str(path)}) != 0:
         sys.exit(1)
     measured = json.loads((folder / "measured.json").read_text(encoding="utf-8"))
@@ -125,7 +139,7 @@ def main() -> int:
     """Measure and print."""
     arguments, record = arguments_of(), hardware()
     entries = []
-    for name in WORKS:
+    for name in arguments.work:
         for precision in ("fp32", "bf16"):
             with tempfile.TemporaryDirectory(prefix="codescent-alike-") as folder:
                 entries.append(entry_of(name, precision, arguments, Path(folder)))

@@ -1,4 +1,4 @@
-"""In: a number of hosts, a rate. Out: `Hosts`: network namespaces of one machine, joined by a switch, links shaped.
+"""In: a number of hosts, a rate. Out: `Hosts`: namespaces of one machine, on a switch; links shaped, lossy or cut.
 Does not touch the machine's own network, and does not know what runs on a host. Needs root, iproute2 and util-linux."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -21,6 +21,7 @@ PREFIX = "slow"
 
 PROGRAMS = ("ip", "tc", "nsenter", "unshare", "sh")
 DEVICE = "eth0"
+WIRE = Path(__file__).with_name("lossy_wire.py")
 BURST_MS, LEAST_BURST_BYTES = 2.0, 131_072
 """Bucket of the shaper. With two packets of segmentation offload the rate is even; half of it costs 5 % of the rate."""
 QUEUE_MS = 50
@@ -134,6 +135,38 @@ class Hosts:
             stdin=subprocess.PIPE if asks else subprocess.DEVNULL, stdout=subprocess.PIPE if asks else log, stderr=log,
             preexec_fn=die_with_parent,
         )  # fmt: skip
+
+    def cut(self, host: int) -> None:
+        """Cut the link of a host at the switch. Its device stays up, and nobody is told."""
+        _do("ip", "-n", self._switch, "link", "set", f"port{host}", "nomaster")
+
+    def heal(self, host: int) -> None:
+        """The link works again."""
+        _do("ip", "-n", self._switch, "link", "set", f"port{host}", "master", "bridge0")
+
+    @contextmanager
+    def lossy(self, delay_ms: float, mbit: float, loss: float) -> Iterator[list[int]]:
+        """Connect hosts 0 and 1 by a wire (lossy_wire.py) in place of the switch: not every kernel has netem.
+
+        At the end the list has the number of packets carried, and of those lost.
+        """
+        counts: list[int] = []
+        argv = [sys.executable, str(WIRE), "wire0", "wire1", *map(str, (delay_ms, mbit, loss))]
+        with subprocess.Popen(self.command(0, argv), stdout=subprocess.PIPE, text=True) as wire:
+            assert wire.stdout is not None
+            try:
+                if wire.stdout.readline() != "open\n":
+                    raise HostsFailed(f"{WIRE.name} has not opened its interfaces")
+                for host in range(2):
+                    name, device = self.name(host), f"wire{host}"
+                    _do("ip", "-n", name, "link", "del", DEVICE)
+                    _do("ip", "-n", self.name(0), "link", "set", device, "netns", name, "name", DEVICE)
+                    _do("ip", "-n", name, "addr", "add", f"{address(host)}/24", "dev", DEVICE)
+                    _do("ip", "-n", name, "link", "set", DEVICE, "up")
+                yield counts
+            finally:
+                wire.terminate()
+                counts += map(int, wire.stdout.readline().split())
 
     def sent_bytes(self, host: int) -> int:
         """Bytes that left the host's link since it exists, with all headers."""

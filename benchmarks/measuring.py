@@ -221,14 +221,22 @@ def page_s(positions: int, collectives: int, sections: int) -> float:
     return positions * position_s + sections * section_s + collectives * cost_s(lambda: Flight("all_reduce", None))
 
 
-def watch_share(ranks: int) -> float:
-    """Processor seconds per second and rank of what watches whether the ranks move: heartbeats, and the launcher."""
+def beat_share() -> float:
+    """Processor seconds per second of the heartbeats of a rank."""
+    descriptor = shared_memory(1)
+    pages = Pages(descriptor, 1)
+    os.close(descriptor)
+    return cost_s(OwnPage(pages, 0).beat) / BEAT_EVERY_S
+
+
+def look_share(ranks: int) -> float:
+    """Processor seconds per second and rank of the launcher, which looks whether the ranks move."""
     descriptor = shared_memory(ranks)
     pages = Pages(descriptor, ranks)
     os.close(descriptor)
     supervisor, running = Supervisor(pages, ranks), dict.fromkeys(range(ranks), os.getpid())
     look_s = cost_s(lambda: supervisor.look(running), 50)
-    return cost_s(OwnPage(pages, 0).beat) / BEAT_EVERY_S + look_s / LOOK_EVERY_S / ranks
+    return look_s / LOOK_EVERY_S / ranks
 
 
 def rank_main(path: Path) -> None:
@@ -286,7 +294,8 @@ def entry_of(name: str, arguments: argparse.Namespace, folder: Path) -> dict[str
         "parallel": parallel,
         "layers": layers,
         **evaluated(found),
-        "watch_share": watch_share(number),
+        "beat_share": (beats := beat_share()),
+        "watch_share": beats + look_share(number),
     }
 
 

@@ -105,27 +105,6 @@ def cut(made: hosts.Hosts, host: int) -> None:
     hosts._do("ip", "-n", made.name(host), "link", "set", hosts.DEVICE, "down")
 
 
-@contextmanager
-def lossy(made: hosts.Hosts, delay_ms: float, mbit: float, loss: float) -> Iterator[list[int]]:
-    """Connect hosts 0 and 1 by a wire (lossy_wire.py) in place of the switch. At the end: packets carried, and lost."""
-    counts: list[int] = []
-    argv = [sys.executable, str(TESTS / "lossy_wire.py"), "wire0", "wire1", *map(str, (delay_ms, mbit, loss))]
-    with subprocess.Popen(made.command(0, argv), stdout=subprocess.PIPE, text=True) as wire:
-        assert wire.stdout is not None
-        try:
-            assert wire.stdout.readline() == "open\n"
-            for host in range(2):
-                name, device = made.name(host), f"wire{host}"
-                hosts._do("ip", "-n", name, "link", "del", hosts.DEVICE)
-                hosts._do("ip", "-n", made.name(0), "link", "set", device, "netns", name, "name", hosts.DEVICE)
-                hosts._do("ip", "-n", name, "addr", "add", f"{hosts.address(host)}/24", "dev", hosts.DEVICE)
-                hosts._do("ip", "-n", name, "link", "set", hosts.DEVICE, "up")
-            yield counts
-        finally:
-            wire.terminate()
-            counts += map(int, wire.stdout.readline().split())
-
-
 def listeners_of(pid: int) -> Iterator[tuple[str, int]]:
     """Addresses and ports of the TCP listeners in the network namespace of a process; none before it is on its host."""
     with contextlib.suppress(OSError):  # the process has ended

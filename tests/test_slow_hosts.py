@@ -9,7 +9,7 @@ from pathlib import Path
 
 import host_ranks
 import pytest
-from host_ranks import assert_same_weights, attacked, hosts, lossy, started
+from host_ranks import assert_same_weights, attacked, hosts, started
 from runs import called, environment
 
 from codescent.base import token
@@ -62,7 +62,7 @@ def test_averaging_does_not_depend_on_the_link(project: Path, wire: str) -> None
     with hosts.Hosts(2) as pair:
         with started(pair, 2, project, f"even-{wire}", ENV, words) as run:
             expected = run.finish()
-        with lossy(pair, 10.0, 100.0, 0.01) as counts, started(pair, 2, project, f"lossy-{wire}", ENV, words) as run:
+        with pair.lossy(10.0, 100.0, 0.01) as counts, started(pair, 2, project, f"lossy-{wire}", ENV, words) as run:
             found = run.finish()
             said = run.said()
     carried, lost = counts

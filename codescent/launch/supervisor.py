@@ -154,8 +154,8 @@ class Supervisor:
         moved = {rank: page.moved for rank, page in pages.items()}
         if now_s - self._left_s > PAUSE_S:  # this process was stopped itself
             self._moved_s = dict.fromkeys(self._moved_s, now_s)
-        changed = {rank for rank in moved if moved[rank] != self._moved.get(rank)}
-        if changed:  # that a rank has ended is no progress
+        changed = {rank for rank in moved if moved[rank] != self._moved.get(rank) and not pages[rank].failed_s}
+        if changed:  # that a rank has ended, or ends by an error, is no progress
             self._moved, self._wanted_s = moved, 0.0
             if self._asked is not None or self._hangs_s:
                 self._asked = None

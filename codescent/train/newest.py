@@ -24,7 +24,7 @@ def newest(
         world: of this rank.
         before: only those of earlier steps; None: all.
         folder: of the run, on rank 0.
-        falls_back: checkpoint.fall_back: damaged ones are set aside. Else the loading refuses them.
+        falls_back: damaged ones are set aside. Else the loading refuses them.
     """
     if falls_back:
         return newest_sound(checkpoints, before, lambda aside: _tell(aside, folder))
@@ -43,5 +43,5 @@ def _tell(aside: SetAside, folder: RunFolder | None) -> None:
         folder.event("checkpoint_set_aside", **dataclasses.asdict(aside))
     warn(
         f"{aside.path}: damaged: {'; '.join(aside.problems)}; it is kept as {Path(aside.kept_as).name}, and the run "
-        "goes back to the checkpoint before it (checkpoint.fall_back)"
+        "goes back to the checkpoint before it"
     )

@@ -50,6 +50,7 @@ from codescent.record import CHECKPOINTS, RunFolder
 from codescent.record.run_folder import LOGS
 from codescent.train import machine
 from codescent.train.choices import choose
+from codescent.train.hang_up import meets_again
 from codescent.train.holding import in_memory
 from codescent.train.layout import laid_out
 from codescent.train.newest import newest
@@ -300,7 +301,7 @@ def open_run(
         )
         known = {"dataset": dataset.description, "own_code": own_code(config)}
         chosen = choose(config, plan, world, environment) | known
-        falls_back = config.checkpoint.fall_back
+        falls_back = config.checkpoint.fall_back or meets_again()  # after a loss nobody is there to choose
         saved: Saved | None = in_memory(checkpoints, is_written_) if resume else None
         if saved is None and resume:
             saved = newest(checkpoints, world, before, held, falls_back=falls_back)

@@ -184,6 +184,18 @@ def test_the_end_of_the_rank_that_hung_is_no_progress(launch: Start) -> None:
     assert events(run, "hang_over") == []
 
 
+def test_ranks_that_give_up_do_not_go_on(launch: Start) -> None:
+    """Fault: a link is cut, the collective ends by its timeout, and a line says that the ranks go on."""
+    gives_up = "own.enter('')\nown.fail(is_consequence=True)\ntime.sleep(1.5)\nsys.exit(1)"
+    run = launch(f"own.enter('save')\nmeet() if rank == 0 else None\nready()\nwait_for('go')\n{gives_up}")
+    run.pids()
+    until(run, "codescent:   all stacks: ")
+    run.let("go")
+    code, _, err = run.end()
+    assert (code, "go on after" in err) == (1, False), err
+    assert events(run, "hang_over") == []
+
+
 PAUSES = """
 meet() if rank == 0 else None
 ready()

@@ -10,7 +10,7 @@ from pathlib import Path
 import host_ranks
 import pytest
 from host_agents import LONG, Agents
-from host_ranks import assert_same_weights, hosts, listeners_of, lossy
+from host_ranks import assert_same_weights, hosts, listeners_of
 from runs import make_project, train
 
 from codescent.record import RunFolder
@@ -41,12 +41,7 @@ def link_down(made: hosts.Hosts, host: int) -> None:
 
 
 def switch_side(made: hosts.Hosts, host: int) -> None:
-    """The device of the host stays up: nobody is told."""
-    hosts._do("ip", "-n", made._switch, "link", "set", f"port{host}", "nomaster")
-
-
-def heal(made: hosts.Hosts, host: int) -> None:
-    hosts._do("ip", "-n", made._switch, "link", "set", f"port{host}", "master", "bridge0")
+    made.cut(host)
 
 
 def one_way(made: hosts.Hosts, host: int) -> None:
@@ -100,7 +95,7 @@ def test_f5_a_link_that_is_cut_for_3_seconds_changes_nothing(made: hosts.Hosts, 
         run.steps(60)
         switch_side(made, 1)
         time.sleep(3.0)
-        heal(made, 1)
+        made.heal(1)
         assert run.end() == [0, 0, 0], run.said()
     found = RunFolder.open(run.run)
     assert [one["kind"] for one in found.read_events() if one["kind"] in ("hang", "straggler", "crash")] == []
@@ -112,7 +107,7 @@ def test_f22_a_lossy_link_is_no_hang(folder: Path) -> None:
     if not Path("/dev/net/tun").exists():
         pytest.skip("there is no /dev/net/tun for a lossy wire")
     words = ("train.num_steps=100", "train.eval_every=50", "checkpoint.every=50", "train.precision=fp64")
-    with hosts.Hosts(2) as pair, lossy(pair, 10.0, 100.0, 0.01) as counts:
+    with hosts.Hosts(2) as pair, pair.lossy(10.0, 100.0, 0.01) as counts:
         began_s = time.monotonic()
         with Agents(pair, 2, folder, "lossy", *words) as run:
             assert run.end(200.0) == [0, 0], run.said()

@@ -146,6 +146,26 @@ def test_f3_a_stopped_rank_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_damaged_checkpoint_is_set_aside_after_a_loss(tmp_path: Path) -> None:
+    """Fault: a flipped bit of the newest checkpoint ends a run that nobody watches. By hand it is refused."""
+    run = Started(tmp_path, 2, "parallel.dp_shard=2", "checkpoint.keep_last=9", "checkpoint.every=4")
+    run.until(lambda: run.rows() > 12)
+    pids = [run.pid_of(rank) for rank in range(2)]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)  # else they save another one
+    newest = max((run.folder / "checkpoints").glob("step_*"))
+    file = max(newest.glob("rank_*"))
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    os.kill(pids[1], signal.SIGKILL)
+    os.kill(pids[0], signal.SIGCONT)
+    run.is_like_a_run_alone()
+    (aside,) = run.events("checkpoint_set_aside")
+    assert aside["step"] == int(newest.name.partition("_")[2])
+
+
+@pytest.mark.slow
 def test_too_many_losses_end_the_run(tmp_path: Path) -> None:
     """Fault: max_restarts is not obeyed, or the end names no step."""
     run = Started(tmp_path, 2, "survive.max_restarts=1")
