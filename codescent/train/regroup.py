@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from traceback import clear_frames
 from typing import TYPE_CHECKING
 
 from codescent.base import cause
-from codescent.base.call import SURVIVES, Call
+from codescent.base.call import INVITED, SURVIVES, Call
 from codescent.base.ending import ends_soon
 from codescent.base.messages import detail
 from codescent.base.output import warn
@@ -22,7 +24,7 @@ from codescent.base.rank import Rank
 from codescent.config.load import with_values
 from codescent.config.sections import Config
 from codescent.preflight import is_begun
-from codescent.train.hang_up import Alarm, Regroup, outlives
+from codescent.train.hang_up import LOOK_EVERY_S, Alarm, Regroup, outlives
 from codescent.train.outcome import GOES_ON, Outcome
 
 if TYPE_CHECKING:
@@ -71,6 +73,9 @@ def train_on(config: Config, this_rank: Rank, *, resume: bool, notes: Sequence[s
 def _wait_for_a_place(pages: Pages, page: int) -> None:
     """This process has imported what a rank needs: from now on it can take a place. It ends with its parent."""
     end_with_parent("a process that waits for a place")
+    invited = os.environ.get(INVITED)
+    while invited and not Path(invited, str(os.getpid())).is_dir() and os.getpid() not in pages.call.places:
+        time.sleep(LOOK_EVERY_S)
     OwnPage(pages, page).beat()
 
 
@@ -84,7 +89,10 @@ def _placed(this_rank: Rank, call: Call) -> Rank:
 
 @contextmanager
 def ends_or_regroups(generation: Generation) -> Iterator[None]:
-    """`ends_soon`, if this process does not outlive the error; else the block raises Regroup."""
+    """`ends_soon`, if this process does not outlive the error; else the block raises Regroup.
+
+    If the block ends so that other ranks can take part, this rank keeps what it has for them.
+    """
     lost = None
     with ends_soon(generation.run.world.this_rank.world_size):
         try:
@@ -96,3 +104,5 @@ def ends_or_regroups(generation: Generation) -> Iterator[None]:
     if lost is not None:
         clear_frames(lost.__traceback__)  # they hold tensors, and messages that are under way
         raise Regroup(str(lost).partition("\n")[0], generation.held())
+    if generation.stop.goes_on and Alarm.current is not None:
+        Alarm.current.held = generation.held()

@@ -57,6 +57,7 @@ class StopRequest:
         self.must_meet = False  # this rank has seen that the run ends: all ranks meet, as if it were asked to stop
         self.is_obeyed = False  # this process ends by the request, its own or another rank's
         self.goes_on = False  # this process goes on at once, with other ranks
+        self.asked: list[dict[str, Any] | None] = []  # what each rank had received, when `is_final` was asked last
         self._first = 0.0
         self._spares, self._process = spares, os.getpid()
         self._before: dict[int, Any] = {}
@@ -112,7 +113,8 @@ class StopRequest:
 
     def is_final(self) -> bool:
         """Whether a rank ends by its request. Otherwise the launcher has called other ranks. Collective."""
-        asked = [one for one in together(UserError, self.received) if one is not None]
+        self.asked = together(UserError, self.received)
+        asked = [one for one in self.asked if one is not None]
         return not asked or any(one["signal"] != CALLED for one in asked)
 
     def received(self) -> dict[str, Any] | None:

@@ -61,9 +61,12 @@ def test_parts_that_are_gone_come_from_the_disk(tmp_path: Path) -> None:
     assert not ranks or min(ranks) < 4
 
 
-def test_f8_grows_again(tmp_path: Path) -> None:
-    """Fault: the rank that is started again never joins, or the step at which it does is done twice."""
-    run = Started(tmp_path, 3, *FP64, "parallel.dp_replicate=3", "train.num_steps=400", "checkpoint.every=50")
+@pytest.mark.parametrize("layout", ["parallel.dp_replicate=3", "parallel.dp_shard=3"])
+def test_f8_grows_again(tmp_path: Path, layout: str) -> None:
+    """Fault: the rank that is started again never joins; the step at which it does is done twice; or all read a
+    checkpoint that is saved for it, although the others can send it its part."""
+    steps = "train.num_steps=300"
+    run = Started(tmp_path, 3, *FP64, layout, steps, "checkpoint.every=50")
     run.until(lambda: run.rows() > 12)
     run.kill(1)
     run.until(lambda: bool(run.events("regroup")))
@@ -71,7 +74,14 @@ def test_f8_grows_again(tmp_path: Path) -> None:
     code, said = run.end()
     assert code == 0, said
     assert "with 2 of 3 ranks" in said
-    assert [row["step"] for row in RunFolder.open(run.folder).read_metrics()] == list(range(1, 401))
+    assert said.count(f"{MEMORY} {run.events('regroup')[0]['step']}") == 1, said
+    saved = [int(str(event["step"])) for event in run.events("checkpoint")]
+    assert not [step for step in saved if step % 10], "due ones alone, and the best ones"
+    assert [row["step"] for row in RunFolder.open(run.folder).read_metrics()] == list(range(1, 301))
+    alone = codescent(tmp_path, "train", *WORDS, *FP64[:3], steps, "run.name=alone")
+    assert alone.returncode == 0, alone.stderr
+    expected = losses(RunFolder.open(tmp_path / "runs" / "alone"))
+    assert losses(RunFolder.open(run.folder)) == pytest.approx(expected, rel=1e-9), said
 
 
 def test_nothing_to_shrink_to_is_refused(tmp_path: Path) -> None:
