@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from codescent.base.agreement import together
-from codescent.base.early import first_signal, handles_signals
+from codescent.base.early import first_signal, hand_over, handles_signals
 from codescent.base.errors import UserError
 from codescent.base.output import new_line
 from codescent.base.stopping import LATER, SAVING, STOPPING, TIME_LIMIT, exit_code_of
@@ -80,7 +80,7 @@ class StopRequest:
             elif number != signal.SIGINT:  # a repeated signal changes nothing, also while the interpreter ends
                 signal.signal(number, signal.SIG_IGN)
         if self.goes_on and self.signal is not None:  # the run that goes on is asked to stop, too
-            os.kill(os.getpid(), self.signal)
+            hand_over(self.signal)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:  # of a process that was forked, such as a worker of multiprocessing.Pool

@@ -3,6 +3,8 @@ Which layout is taken is tested in test_shrunk.py, and who takes which rank in t
 
 from __future__ import annotations
 
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,22 @@ def test_f8_grows_again(tmp_path: Path, layout: str) -> None:
     assert alone.returncode == 0, alone.stderr
     expected = losses(RunFolder.open(tmp_path / "runs" / "alone"))
     assert losses(RunFolder.open(run.folder)) == pytest.approx(expected, rel=1e-9), said
+
+
+def test_a_stop_while_ranks_meet_saves_what_is_in_memory(tmp_path: Path) -> None:
+    """Fault: a scheduler's SIGTERM ends the ranks between a loss and their next step, and the steps since the last
+    checkpoint are gone; or they wait for one that the signal has ended."""
+    run = Started(tmp_path, 3, *FP64, "parallel.dp_replicate=3", "checkpoint.every=1000", "train.eval_every=0")
+    run.until(lambda: run.rows() > 12)
+    run.kill(1)
+    run.until(lambda: bool(run.events("crash")))
+    time.sleep(0.1)  # the launcher calls the others
+    run.process.terminate()
+    code, said = run.end()
+    assert code == 128 + signal.SIGTERM, said
+    (stop,) = run.events("stop")
+    assert int(str(stop["step"])) >= int(str(run.events("crash")[0]["step"])), said
+    assert [event["step"] for event in run.events("checkpoint")] == [stop["step"]]
 
 
 def test_nothing_to_shrink_to_is_refused(tmp_path: Path) -> None:
