@@ -14,6 +14,7 @@ from codescent.verbs.finding import LayoutResult, finding_of
 from codescent.verbs.prove_faults import _not_once
 
 RANKS, STEPS = 4, 20
+RESTART, SHRINK = (("parallel.ranks=2", f"survive.on_loss={policy}") for policy in ("restart", "shrink"))
 
 
 def problems(text: str) -> tuple[str, ...]:
@@ -89,7 +90,14 @@ def test_all_problems_of_a_script_are_said_at_once() -> None:
             ("--faults", "kill 1 at 7", "parallel.ranks=2"),
             "a run ends when it loses a rank: set survive.on_loss to restart or shrink",
         ),
-        (("--faults", "kill 1 at 7; join at 9", "parallel.ranks=2"), "'join at 9': a rank that is started again joins"),
+        (("--faults", "kill 1 at 7; join at 9", *RESTART), "'join at 9': a rank that is lost comes again by itself"),
+        (("--faults", "kill 1 at 7; join at 9", *SHRINK, "survive.spares=1"), "survive.spares = 1: a spare takes"),
+        (("--faults", "kill 1 at 7; join at 9", *SHRINK, "parallel.stopped_s=2"), "parallel.stopped_s = 2: all ranks"),
+        (
+            ("--faults", "kill 0 at 7; kill 1 at 9", *SHRINK),
+            "'kill 1 at 9': there is no rank 1 then: the run has 1 rank",
+        ),
+        (("--faults", "kill 1 at 7; kill 0 at 9", *SHRINK), "no rank is left at the end; let one join before"),
         (("--faults", "kill 1 at 7", "--layouts", "tp=2", "--resume"), "layouts, resume would have no effect"),
         (("--faults", "kill 1 at 7", "parallel.ranks=2", "parallel.tp=3"), "parallel.tp = 3"),
     ],

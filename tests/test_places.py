@@ -67,6 +67,28 @@ def test_a_rank_that_is_started_again_gets_its_number() -> None:
     assert (places.waiting, places.ready) == ([], [])
 
 
+@pytest.mark.parametrize(
+    ("parts", "lost", "ranks"),
+    [
+        ((0, 1, 0, 1), 1, [0, 3]),  # dp_replicate=2 dp_shard=2
+        ((0, 1, 0, 1), 0, [2, 1]),
+        ((0, 0, 1, 1), 3, [0, 2]),  # pp=2 dp_replicate=2
+        ((0, 0, 1, 1), 0, [2, 1]),
+        ((0, 0, 0, 0), 1, [0, 2]),
+        ((0, 1, 2, 3), 1, [0, 2]),
+    ],
+)
+def test_those_that_hold_everything_together_get_the_places(
+    parts: tuple[int, ...], lost: int, ranks: list[int]
+) -> None:
+    """Fault: of three ranks two go on that have the same part, and the third, which has the other one, waits. So all
+    read a checkpoint, although nothing was lost."""
+    fewer = {4: FewerRanks(4, parts=parts), 3: FewerRanks(2, {"parallel.dp_replicate": 2})}
+    places = Places(4, LossPolicy(losses(), fewer=fewer.get))
+    assert places.after_loss([lost])
+    assert places.ranks == ranks
+
+
 def test_a_spare_that_is_ready_comes_before_one_that_is_not() -> None:
     """Fault: the ranks wait for a process that has just been started, while a spare stands ready."""
     places = Places(2, LossPolicy(losses(), spares=1))

@@ -13,6 +13,7 @@ from codescent.base.refusal import Refusal
 from codescent.build.survival import (
     copies,
     nothing_to_compare,
+    parts,
     short_deadlines,
     wrong_survival,
 )
@@ -86,6 +87,22 @@ def test_deadlines_below_a_step() -> None:
 def test_how_many_ranks_hold_a_tensor(keys: Keys, ranks: int, held: set[int]) -> None:
     """Fault: survivors go on without a part of the weights or of the optimizer, or ask the disk for what they have."""
     assert copies(planned(keys, ranks)) == held
+
+
+@pytest.mark.parametrize(
+    ("keys", "held"),
+    [
+        ({}, (0, 0, 0, 0)),
+        ({"parallel.dp_shard": 2}, (0, 1, 0, 1)),
+        ({"parallel.tp": 2}, (0, 1, 0, 1)),
+        ({"parallel.dp_shard": 4, "parallel.zero_stage": 1}, (0, 1, 2, 3)),
+        ({"parallel.cp": 2}, (0, 0, 0, 0)),
+        ({"parallel.pp": 2, "train.microbatch_size": 2}, (0, 0, 1, 1)),
+    ],
+)
+def test_which_ranks_hold_the_same(keys: Keys, held: tuple[int, ...]) -> None:
+    """Fault: ranks of two shards count as copies, or copies as shards, and the wrong ones go on after a loss."""
+    assert parts(planned(keys, 4)) == held
 
 
 def test_a_comparison_without_copies_is_said() -> None:

@@ -12,6 +12,10 @@ SURVIVES = "CODESCENT_SURVIVES"
 """Variable of a rank that its launcher calls again after a loss. It has the number of the first call that may name the
 rank. Behind it is a page, if the process waits for a place: there it says that it is ready."""
 
+INVITED = "CODESCENT_INVITED"
+"""Variable of a process that waits for a place: a folder. It says that it is ready when this has a folder named by its
+process id, or when a call names it. So a proof decides when a rank joins (launch/let_in.py)."""
+
 
 @dataclass(frozen=True)
 class Call:

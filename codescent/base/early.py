@@ -28,6 +28,8 @@ class StopAsked(Exception):
 
 
 _first: int | None = None  # signals belong to a process
+_patience_s = 0.0  # from the first signal on, in which it ends nothing
+_first_s = 0.0
 _end_s = math.inf
 _may_end = False
 
@@ -46,6 +48,21 @@ def listen(numbers: Collection[int], end_s: float = math.inf) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
+def be_patient(numbers: Collection[int], seconds: float) -> None:
+    """From now on these signals are recorded, and end nothing for so many seconds: a run that was interrupted goes on
+    soon, and saves what is in memory alone."""
+    global _patience_s
+    if handles_signals():
+        _patience_s = seconds
+        ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()  # nohup
+        listen([*{*numbers} - ignored], _end_s)
+
+
+def hand_over(number: int) -> None:
+    """A signal has come to a run of this process that is over: it counts for the next one."""
+    _record(number, None)
+
+
 def handles_signals() -> bool:
     """Whether this thread may say what a signal does: the main thread alone. A run in another thread gets none."""
     return threading.current_thread() is threading.main_thread()
@@ -53,8 +70,8 @@ def handles_signals() -> bool:
 
 def forget() -> None:
     """The run of this process is over: no signal has come to the next one, and it has no time limit yet."""
-    global _first, _end_s
-    _first, _end_s = None, math.inf
+    global _first, _end_s, _patience_s
+    _first, _end_s, _patience_s = None, math.inf, 0.0
 
 
 def defer_end() -> None:
@@ -73,6 +90,11 @@ def may_be_ended() -> None:
 def first_signal() -> int | None:
     """The first signal that was recorded; None: none was."""
     return _first
+
+
+def ending_signal() -> int | None:
+    """The first signal that was recorded, if it ends what has not begun. None: none was, or it has to wait."""
+    return _first if time.monotonic() >= _first_s + _patience_s else None
 
 
 def hand_on(numbers: Collection[int]) -> None:
@@ -104,11 +126,11 @@ def raise_if_asked() -> None:
 
 def raise_if_signalled() -> None:
     """Raise StopAsked after a signal. The time limit does not count: what is ready takes a step before it stops."""
-    if _first is not None:
-        raise StopAsked(signal.Signals(_first).name)
+    if (number := ending_signal()) is not None:
+        raise StopAsked(signal.Signals(number).name)
 
 
 def _record(number: int, frame: FrameType | None) -> None:
-    global _first
+    global _first, _first_s
     if _first is None:
-        _first = number
+        _first, _first_s = number, time.monotonic()

@@ -14,6 +14,7 @@ from codescent.base.refusal import Change, Refusal, Value
 from codescent.build.accept import accepted, changed, update_of
 from codescent.build.plan import bare_plan, build, trajectory_of
 from codescent.build.rules import Rule, rules
+from codescent.build.survival import parts
 from codescent.plan import AXES, Mesh, Plan, Scalar
 from codescent.strategies import Candidate
 
@@ -40,6 +41,7 @@ class Shrunk:
         spares: ranks without a place, which wait.
         notes: sentences on what else changes.
         keeps_losses: whether the losses are those of the run left alone, up to rounding.
+        parts: of the trained state, for each rank that trains: those with the same number hold the same.
     """
 
     config: Config
@@ -47,6 +49,7 @@ class Shrunk:
     spares: int = 0
     notes: tuple[str, ...] = ()
     keeps_losses: bool = True
+    parts: tuple[int, ...] = ()
 
 
 def shrunk(config: Config, vocab_size: int | None, ranks: int, left: int, fits: Fits | None = None) -> Shrunk:
@@ -66,7 +69,7 @@ def shrunk(config: Config, vocab_size: int | None, ranks: int, left: int, fits: 
         UserError: all problems of the config; or there is no such layout.
     """
     if left >= ranks:
-        return Shrunk(config, ranks, left - ranks)
+        return Shrunk(config, ranks, left - ranks, parts=parts(build(config, vocab_size, ranks)))
     search = _Search(config, vocab_size, ranks, fits)
     for mesh in search.meshes(left):
         if (found := search.on(mesh, left)) is not None:
@@ -130,7 +133,7 @@ class _Search:
                 continue
             if self.fits is None or self.fits(plan):
                 notes = tuple(self._notes(other, left, keeps_losses=keeps_losses))
-                return Shrunk(config, ranks, left - ranks, notes, keeps_losses)
+                return Shrunk(config, ranks, left - ranks, notes, keeps_losses, parts(plan))
         return None
 
     def _candidates(self, mesh: Mesh) -> Iterator[Candidate]:

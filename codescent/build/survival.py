@@ -75,6 +75,16 @@ def nothing_to_compare(check_every: int, plan: Plan) -> str:
     )
 
 
+def parts(plan: Plan) -> tuple[int, ...]:
+    """The part of the trained state that each rank holds. Ranks with the same number hold the same values."""
+    placements = [place for tensor in plan.trained for place in (tensor.weights, tensor.optimizer)]
+    axes = ("pp", *dict.fromkeys(axis for place in placements for axis in place.axes(plan.mesh)))
+    places = [plan.mesh.coordinates(rank) for rank in range(plan.mesh.world_size)]
+    held = [tuple(place[axis] for axis in axes) for place in places]
+    numbers = {part: number for number, part in enumerate(dict.fromkeys(held))}
+    return tuple(numbers[part] for part in held)
+
+
 def copies(plan: Plan) -> set[int]:
     """The numbers of ranks that hold a tensor of the trained state, each with equal values at the end of a step.
 

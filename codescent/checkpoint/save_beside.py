@@ -143,6 +143,7 @@ class SaveBeside:
         self._writer = writer = checkpoints.writer(step, state, validation_loss)
         self._written: dict[str, Any] = {}
         self._error: Exception | None = None
+        self._given_up = False
         self._handed_over = False  # all files are there, and rank 0 completes the checkpoint
         self._ask, self._is_sound = is_sound, True
         with checkpoints.completing(writer):
@@ -169,7 +170,12 @@ class SaveBeside:
             copy = self._snapshot.take()
             self._is_sound = self._ask(copy.values())
             if self._is_sound:  # by one thread: the others' cores train
-                self._written = self._writer.write_own(lambda item: copy[place_of(item)], threads=1)
+                self._written = self._writer.write_own(lambda item: self._of(copy, item), threads=1)
+
+    def _of(self, copy: Mapping[Place, torch.Tensor], item: WriteItem) -> torch.Tensor:
+        if self._given_up:
+            raise CheckpointError("the save was given up")
+        return copy[place_of(item)]
 
     def wait_for_copy(self) -> None:
         """Wait until the tensors may change. Not collective."""
@@ -184,6 +190,14 @@ class SaveBeside:
     def wait(self) -> None:
         """Wait until `ready`. Not collective."""
         self._thread.join()
+
+    def give_up(self) -> None:
+        """Other ranks do not answer: write nothing more. Returns when the thread has ended. Not collective.
+
+        A checkpoint to which only its name is missing gets it before.
+        """
+        self._given_up = True
+        self.wait()
 
     def go_on(self) -> Path | None:
         """Wait until all ranks are `ready`, and go on. Collective.

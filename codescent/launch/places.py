@@ -19,11 +19,13 @@ class FewerRanks:
         ranks: how many.
         values: keys of the config that it changes.
         notes: what a user should know of it.
+        parts: of weights and optimizer state, for each rank: ranks with the same number hold the same. Empty: unknown.
     """
 
     ranks: int
     values: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    parts: tuple[int, ...] = ()
 
 
 Fewer = Callable[[int], FewerRanks | None]
@@ -115,15 +117,31 @@ class Places:
         return True
 
     def _fill(self, living: Mapping[int, int], layout: FewerRanks) -> None:
-        """Ranks keep their numbers, where the layout has them. The others, then those that wait, fill the gaps."""
-        kept = {rank: slot for rank, slot in living.items() if rank < layout.ranks}
-        more = [*(slot for rank, slot in living.items() if rank >= layout.ranks), *self.ready, *self.waiting]
+        """Ranks keep their numbers, where the layout has them. The others, then those that wait, fill the gaps.
+
+        Of ranks without a place nothing is taken. So where some must wait, a copy of a part comes after all parts."""
+        living = self._holders_first(living, layout.ranks)
+        kept = {rank: slot for rank, slot in [*living.items()][: layout.ranks] if rank < layout.ranks}
+        more = [*(slot for rank, slot in living.items() if rank not in kept), *self.ready, *self.waiting]
         for rank in range(layout.ranks):
             if rank not in kept:
                 kept[rank] = more.pop(0)
         self.ready = [slot for slot in more if slot not in self.waiting]
         self.ranks, self.layout = [kept[rank] for rank in range(layout.ranks)], layout
         self.number += 1
+
+    def _holders_first(self, living: Mapping[int, int], places: int) -> Mapping[int, int]:
+        """The ranks in the order in which they get so many places."""
+        layout = self.layout
+        if len(living) > places and not layout.parts and self.survive.fewer is not None:
+            layout = self.survive.fewer(self.wanted) or layout
+        if len(living) <= places or len(layout.parts) != len(self.ranks):
+            return living
+        first = dict[int, int]()
+        for rank in living:
+            first.setdefault(layout.parts[rank], rank)
+        order = sorted(living, key=lambda rank: (rank not in first.values(), rank))
+        return {rank: living[rank] for rank in order}
 
     def call(self, pids: Mapping[int, int], *, is_urgent: bool) -> Call:
         """The call that tells the processes. `pids`: process id by slot."""

@@ -75,6 +75,13 @@ class Generation:
             return saved.held
         return None if holds is None else holds.held()
 
+    def saves_at_stop(self) -> bool:
+        """Whether the ranks save the step at which they stop. Collective.
+
+        Otherwise other ranks take part from now on, and get their parts from the memory of these.
+        """
+        return self.stop.is_final() or self._holding is None
+
     def close(self) -> None:
         """Let go of this generation."""
         if hasattr(self, "trainer"):

@@ -11,9 +11,7 @@ from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from codescent.base.agreement import together, with_past
-from codescent.base.errors import UserError
-from codescent.base.progress import ENDED
+from codescent.base.agreement import with_past
 from codescent.base.rank import Rank
 from codescent.base.stopping import forget_code
 from codescent.base.time_limit import stop_at
@@ -28,7 +26,7 @@ from codescent.train.generation import Generation
 from codescent.train.memory import peak_memory_bytes
 from codescent.train.open import OpenRun, connect, open_data, open_resumed, open_run
 from codescent.train.out_of_memory import Explained
-from codescent.train.outcome import Outcome
+from codescent.train.outcome import GOES_ON, Outcome
 from codescent.train.profile import Profiler
 from codescent.train.ranks import RankTimes
 from codescent.train.regroup import ends_or_regroups
@@ -90,7 +88,7 @@ def train(config: Config, this_rank: Rank, *, resume: bool, notes: Sequence[str]
                     steps = _Steps(run, generation, report, stop, profiler, explained)
                     with completing(lambda: getattr(steps, "saving", None)):
                         outcome = steps.take()
-            world.at(ENDED)
+            world.ends(goes_on=outcome.exit_code == GOES_ON)
         if outcome.exit_code:
             world.leave()
         return outcome
@@ -143,8 +141,8 @@ class _Steps:
             if self.profiler.torch is not None:
                 self._profiled(step)
             if stops and step < self.standing.last:
-                code = self.report.stopped(step, together(UserError, self.stop.received))
-                return self.stop.obeyed(Outcome(self.run.path, step, code))
+                self.saving.let_go(step)
+                return self.stop.obeyed(Outcome(self.run.path, step, self.report.stopped(step, self.stop.asked)))
             if before is None:
                 step = self._replace_if_asked(step)
         self.saving.end(step)
@@ -240,7 +238,8 @@ class _Steps:
             result, path = self.skips.as_rank0_knows(result, lambda: str(self.run.follow()))
             self.run.path = Path(path)
             self.coupling.write_order(self.run.path)
-        self._act(step, launched.rate, result if newest else replace(result, stop=False))
+        saves = result.stop and newest and self.generation.saves_at_stop()
+        self._act(step, launched.rate, replace(result, stop=saves))
         if not result.stop and step < self.standing.last:  # else the ranks meet until they end
             if self.beside.last:
                 self.beside.meet()

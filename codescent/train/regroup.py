@@ -5,28 +5,36 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from traceback import clear_frames
 from typing import TYPE_CHECKING
 
 from codescent.base import cause
-from codescent.base.call import SURVIVES, Call
+from codescent.base.call import INVITED, SURVIVES, Call
+from codescent.base.early import be_patient, hand_over
 from codescent.base.ending import ends_soon
 from codescent.base.messages import detail
 from codescent.base.output import warn
 from codescent.base.parent import end_with_parent
 from codescent.base.progress import OwnPage, Pages
 from codescent.base.rank import Rank
+from codescent.base.stopping import SAVING, STOPPING
 from codescent.config.load import with_values
 from codescent.config.sections import Config
 from codescent.preflight import is_begun
-from codescent.train.hang_up import Alarm, Regroup, outlives
+from codescent.train.hang_up import LOOK_EVERY_S, Alarm, Regroup, outlives
 from codescent.train.outcome import GOES_ON, Outcome
 
 if TYPE_CHECKING:
     from codescent.train.generation import Generation
+
+
+SAVES_WITHIN_S = 10.0
+"""A request to stop ends no rank for so long, while the ranks meet anew: they soon take a step, and save it."""
 
 
 def train_on(config: Config, this_rank: Rank, *, resume: bool, notes: Sequence[str] = ()) -> Outcome:
@@ -63,6 +71,8 @@ def train_on(config: Config, this_rank: Rank, *, resume: bool, notes: Sequence[s
                     alarm.held = error.held
                 detail(f"{this_rank.here()}: {error}")
                 warn(f"codescent: {this_rank.here()}: lost another rank, and meets the others anew")
+            if alarm.held is not None:
+                be_patient((*STOPPING, *SAVING), SAVES_WITHIN_S)
             gc.collect()  # the trainer of before has gone before another one is made
             cause.forget()
             this_rank, resume, notes = replace(this_rank, store_fd=None), is_begun(config), ()
@@ -73,6 +83,10 @@ def train_on(config: Config, this_rank: Rank, *, resume: bool, notes: Sequence[s
 def _wait_for_a_place(pages: Pages, page: int) -> None:
     """This process has imported what a rank needs: from now on it can take a place. It ends with its parent."""
     end_with_parent("a process that waits for a place")
+    be_patient((*STOPPING, *SAVING), SAVES_WITHIN_S)  # others may wait for this one, to save
+    invited = os.environ.get(INVITED)
+    while invited and not Path(invited, str(os.getpid())).is_dir() and os.getpid() not in pages.call.places:
+        time.sleep(LOOK_EVERY_S)
     OwnPage(pages, page).beat()
 
 
@@ -86,7 +100,10 @@ def _placed(this_rank: Rank, call: Call) -> Rank:
 
 @contextmanager
 def ends_or_regroups(generation: Generation) -> Iterator[None]:
-    """`ends_soon`, if this process does not outlive the error; else the block raises Regroup."""
+    """`ends_soon`, if this process does not outlive the error; else the block raises Regroup.
+
+    If the block ends so that other ranks can take part, this rank keeps what it has for them.
+    """
     lost = None
     with ends_soon(generation.run.world.this_rank.world_size):
         try:
@@ -96,5 +113,9 @@ def ends_or_regroups(generation: Generation) -> Iterator[None]:
                 raise
             lost = error
     if lost is not None:
+        if generation.stop.signal is not None:
+            hand_over(generation.stop.signal)
         clear_frames(lost.__traceback__)  # they hold tensors, and messages that are under way
         raise Regroup(str(lost).partition("\n")[0], generation.held())
+    if generation.stop.goes_on and Alarm.current is not None:
+        Alarm.current.held = generation.held()

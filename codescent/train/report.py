@@ -80,7 +80,7 @@ class Report:
         self.peak: float = run.machine["peak_flops_per_s"]  # of a device
         self.has_peak = not threads.is_slowed(run.machine["peak_others"])
         self.padding = _padding(run)
-        self.late_portions = 0
+        self.late_portions, self.goes_on = 0, False
         peak, self.slow_steps = self.peak * run.plan.devices, SlowSteps()
         number, flops = run.machine["num_threads"], self.flops / run.world.this_rank.world_size
         self.estimate = Estimate(steps - run.first_step, run.first_step, flops, peak, number, log.expected_minutes)
@@ -97,8 +97,9 @@ class Report:
         if error is not None:
             record(error, self.run)
         with suppress(UserError):
-            ends_well = error is None or isinstance(error, Regroup)  # it goes on in the same process
-            self.loggers.send(END, {"problem": None if ends_well else str(error) or repr(error)})
+            goes_on = isinstance(error, Regroup) or self.goes_on  # in the same process, or in that of another rank
+            problem = None if error is None or goes_on else str(error) or repr(error)
+            self.loggers.send(END, {"problem": problem, "goes_on": goes_on})
         self.board.close()
         self.display.__exit__(kind, error, trace)
 
@@ -339,9 +340,10 @@ class Report:
         asked = sorted(((rank, one) for rank, one in living if one), key=lambda pair: pair[1]["signal"] == CALLED)
         rank, first = next(iter(asked), (None, LAST_WISH))
         if first["signal"] == CALLED:
+            self.goes_on = True
             self._event("regroup", step=step)
             self.display.last()
-            self.display.say(f"step {step} is saved: other ranks take part from now on")
+            self.display.say(f"step {step} is done: other ranks take part from now on")
             return GOES_ON
         self._event("stop", step=step, rank=rank, **first)
         by = first["signal"] if rank is not None else "the wish of a rank that has died since"

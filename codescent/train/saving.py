@@ -12,11 +12,13 @@ from pathlib import Path
 
 from codescent.base.errors import RunFailed
 from codescent.checkpoint.checkpoints import CheckpointError, NoRoom
+from codescent.checkpoint.held import MemoryCheckpoint
 from codescent.checkpoint.save_beside import SaveBeside, Staging, Unsound
 from codescent.train.alike import Diverged, compare, replicated_tensors
 from codescent.train.beside import COMPARISON, REMOVAL, SAVE, Beside
 from codescent.train.dues import Due
 from codescent.train.finite import all_finite
+from codescent.train.hang_up import outlives
 from codescent.train.heal import heal
 from codescent.train.open import OpenRun
 from codescent.train.report import Report
@@ -122,7 +124,8 @@ class Saving:
             compare(self.copies, where)
         except Diverged as error:
             self.trainer.executor.let_change()  # healing does
-            if self.heals and step > self.run.first_step and heal(self.copies, error):
+            have_trained = step > self.run.first_step or isinstance(self.run.saved, MemoryCheckpoint)
+            if self.heals and have_trained and heal(self.copies, error):
                 compare(self.copies, where)
                 self.report.faults.healed(step, error)
                 return
@@ -160,10 +163,22 @@ class Saving:
         if self.standing.unproven:
             self._rotate()
 
-    def end_by_error(self) -> None:
+    def let_go(self, step: int) -> None:
+        """The ranks let go of the run at step `step`, which may be in their memory alone. Collective.
+
+        Nobody may get a part of it from a rank whose copies differ.
+        """
+        self.settle(step)
+        if self.last is None or self.last[0] != step:
+            self.compare(step)
+
+    def end_by_error(self, error: Exception) -> None:
         """The run ends by an error of any kind. One rank alone completes the save that is under way: its thread would
-        be left in a notebook. Of several ranks, others may not answer; their processes end."""
-        if self.under_way is not None and self.run.world.this_rank.world_size == 1:
+        be left in a notebook. Of several ranks, others may not answer: their processes end. If they go on, the save is
+        given up, so that it cannot appear among those of the next generation."""
+        if self.under_way is not None and outlives(error):
+            self.under_way.save.give_up()
+        elif self.under_way is not None and self.run.world.this_rank.world_size == 1:
             with suppress(RunFailed):  # that save's weights are not finite: this is recorded
                 self._settle_before_the_end(self.under_way.step)
 
@@ -270,7 +285,7 @@ def completing(saving: Callable[[], Saving | None]) -> Iterator[None]:
     """A block that takes steps. `saving`: of the present generation; None: there is none just now."""
     try:
         yield
-    except Exception:  # not a second Ctrl-C, which waits for nothing
+    except Exception as error:  # not a second Ctrl-C, which waits for nothing
         if (present := saving()) is not None:
-            present.end_by_error()
+            present.end_by_error(error)
         raise

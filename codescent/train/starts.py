@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from codescent.base.call import SURVIVES
 from codescent.base.durable import write_json
-from codescent.base.early import StopAsked, first_signal
+from codescent.base.early import StopAsked, ending_signal
 from codescent.base.errors import RunFailed, UserError
 from codescent.base.reading import read_json
 from codescent.base.writing import make_folder, make_parents
@@ -92,7 +92,7 @@ def before_it_begins(path: Path | None, world: World) -> Iterator[None]:
 
     try:
         yield
-        if asked := [number for number in together(UserError, first_signal) if number is not None]:
+        if asked := [number for number in together(UserError, ending_signal) if number is not None]:
             raise StopAsked(signal.Signals(asked[0]).name)
     except StopAsked:
         if problem := world.from_first(lambda: "" if path is None else _unbegun(path, os.environ)):

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from codescent.base.agreement import together
-from codescent.base.early import first_signal, handles_signals
+from codescent.base.early import first_signal, hand_over, handles_signals
 from codescent.base.errors import UserError
 from codescent.base.output import new_line
 from codescent.base.stopping import LATER, SAVING, STOPPING, TIME_LIMIT, exit_code_of
@@ -57,6 +57,7 @@ class StopRequest:
         self.must_meet = False  # this rank has seen that the run ends: all ranks meet, as if it were asked to stop
         self.is_obeyed = False  # this process ends by the request, its own or another rank's
         self.goes_on = False  # this process goes on at once, with other ranks
+        self.asked: list[dict[str, Any] | None] = []  # what each rank had received, when `is_final` was asked last
         self._first = 0.0
         self._spares, self._process = spares, os.getpid()
         self._before: dict[int, Any] = {}
@@ -79,7 +80,7 @@ class StopRequest:
             elif number != signal.SIGINT:  # a repeated signal changes nothing, also while the interpreter ends
                 signal.signal(number, signal.SIG_IGN)
         if self.goes_on and self.signal is not None:  # the run that goes on is asked to stop, too
-            os.kill(os.getpid(), self.signal)
+            hand_over(self.signal)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:  # of a process that was forked, such as a worker of multiprocessing.Pool
@@ -112,7 +113,8 @@ class StopRequest:
 
     def is_final(self) -> bool:
         """Whether a rank ends by its request. Otherwise the launcher has called other ranks. Collective."""
-        asked = [one for one in together(UserError, self.received) if one is not None]
+        self.asked = together(UserError, self.received)
+        asked = [one for one in self.asked if one is not None]
         return not asked or any(one["signal"] != CALLED for one in asked)
 
     def received(self) -> dict[str, Any] | None:

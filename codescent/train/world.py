@@ -135,6 +135,7 @@ class World:
             raise
         self.mesh = Mesh(dp_replicate=this_rank.world_size)
         self.groups: dict[str, dist.ProcessGroup] = {}
+        self._goes_on = False
         self.servers: dist.ProcessGroup | None = None
         self.stage = 0  # the index of this rank's program in the plan: see `Plan.role`
 
@@ -308,6 +309,12 @@ class World:
         if OwnPage.current is not None:
             OwnPage.current.at(position, self.stage, instruction)
 
+    def ends(self, *, goes_on: bool = False) -> None:
+        """This rank has taken its steps. `goes_on`: it soon takes more, with other ranks, and the run may lose it."""
+        self._goes_on = goes_on
+        if not goes_on:
+            self.at(ENDED)
+
     def meets(self, step: int) -> None:
         """Write for the launcher that this rank is in the collectives after a step; 0: it is in none."""
         if OwnPage.current is not None:
@@ -330,7 +337,7 @@ class World:
         `alone`: perhaps no other rank calls it, so NCCL's are given up instead, when this rank's messages have ended or
         FREE_S is over. gloo's wait for nobody.
         """
-        if not alone:
+        if not (alone or self._goes_on):
             self.at(ENDED)
         OwnPage.current = None
         self.groups.clear()

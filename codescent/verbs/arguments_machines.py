@@ -13,6 +13,7 @@ from codescent.verbs.argument_words import CONFIG_HELP, DEVICE_HELP, TARGETS_HEL
 
 SECONDS = 30
 """How long `measure` measures."""
+FAULTS_HELP = f'lose ranks, and let others join, such as "{EXAMPLE}"; compare with the run left alone'
 LAUNCH_HELP = "overrides of the config and the site, such as train.num_steps=100 site.time=04:00:00; words of a script"
 
 
@@ -70,7 +71,7 @@ def prove(verb: argparse.ArgumentParser) -> None:
     add("--precision", choices=("fp64", "fp32"), default="fp64", help="number format (default fp64)")
     add("--resume", action="store_true", help="also resume a checkpoint of each layout in the next layout")
     add("--json", action="store_true", help="print the result as JSON, and progress to the standard error")
-    add("--faults", metavar="FAULTS", help=f'lose ranks, such as "{EXAMPLE}", and compare with the run left alone')
+    add("--faults", metavar="FAULTS", help=FAULTS_HELP)
     add("--replay", metavar="RUN", help="apply again, in one process, what an asynchronous run has applied")
 
 

@@ -10,14 +10,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from codescent.base.call import INVITED
 from codescent.base.console import new_console
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.json_text import json_text
+from codescent.base.writing import make_folder
 from codescent.config.load import load
 from codescent.config.sections import Config
 from codescent.launch.fault_script import Fault, FaultKind, parse_faults
-from codescent.launch.inject import Hit, Injection, LocalRanks
+from codescent.launch.inject import Hit, Injection
+from codescent.launch.local_ranks import LocalRanks
 from codescent.plan import Plan
 from codescent.planner.prediction import has_common_step
 from codescent.preflight import plan_of
@@ -30,6 +33,8 @@ from codescent.verbs.prove_table import proved_json, show
 
 STOPPED_S = 3.0
 """Seconds for which others wait for a stopped rank, if the config does not say it (parallel.stopped_s)."""
+JOIN_STOPPED_S = 20.0
+"""The same where a rank joins: until it is there, all ranks are stopped."""
 SAVES = 4
 """Checkpoints in the steps of a proof, at least."""
 USED = {"config", "overrides", "faults", "steps", "precision", "json"}
@@ -81,7 +86,11 @@ def _words(given: Config, faults: Sequence[Fault], steps: int, precision: str) -
     if given.checkpoint.every:
         yield f"checkpoint.every={min(given.checkpoint.every, max(1, steps // SAVES))}"
     if given.parallel.stopped_s is None and any(fault.kind is FaultKind.STOP for fault in faults):
-        yield f"parallel.stopped_s={STOPPED_S:g}"
+        yield f"parallel.stopped_s={JOIN_STOPPED_S if _joins(faults) else STOPPED_S:g}"
+
+
+def _joins(faults: Sequence[Fault]) -> bool:
+    return any(fault.kind is FaultKind.JOIN for fault in faults)
 
 
 def _checked(config: Config, faults: Sequence[Fault]) -> Plan:
@@ -106,9 +115,36 @@ def _without_policy(config: Config, faults: Sequence[Fault]) -> Iterator[str]:
             "a run ends when it loses a rank: set survive.on_loss to restart or shrink (codescent docs faults); "
             "where work is given out, parallel.restarts (codescent docs parameter_server)"
         )
+    joins = [fault for fault in faults if fault.kind is FaultKind.JOIN]
+    if config.survive.on_loss != "shrink":
+        for fault in joins:
+            yield (
+                f"'{fault}': a rank that is lost comes again by itself, and no other one can; leave it out, or set "
+                "survive.on_loss=shrink"
+            )
+        return
+    if joins and config.survive.spares:
+        yield (
+            f"survive.spares = {config.survive.spares}: a spare takes the place of a lost rank at once, so no "
+            "other one can join; give 0"
+        )
+    if joins and config.parallel.stopped_s is not None and config.parallel.stopped_s < JOIN_STOPPED_S:
+        yield (
+            f"parallel.stopped_s = {config.parallel.stopped_s:g}: all ranks are stopped until the one that joins is "
+            f"there; give at least {JOIN_STOPPED_S:g}"
+        )
+    yield from _not_left(faults, ranks)
+
+
+def _not_left(faults: Sequence[Fault], ranks: int) -> Iterator[str]:
+    """Ranks that are not there any more when they shall be lost: those that are left are numbered anew."""
+    left = ranks
     for fault in faults:
-        if fault.kind is FaultKind.JOIN:
-            yield f"'{fault}': a rank that is started again joins by itself, and no other one can; leave it out"
+        if fault.rank is not None and left <= fault.rank < ranks:
+            yield f"'{fault}': there is no rank {fault.rank} then: the run has {counted(left, 'rank')}, counted from 0"
+        left += 1 if fault.kind is FaultKind.JOIN else -1
+    if left < 1:
+        yield "no rank is left at the end; let one join before"
 
 
 def _repeats(plan: Plan) -> bool:
@@ -125,21 +161,40 @@ class _Proof:
 
     def run(self, name: str, faults: Sequence[Fault]) -> list[dict[str, float]] | str:
         """The metrics of a run with these faults, or why there is nothing to compare."""
-        path, ranks = self.folder / name, self.checked.parallel.ranks
+        path, ranks, survive = self.folder / name, self.checked.parallel.ranks, self.checked.survive
+        invited = self.folder / f"{name} invited"
         injections: list[Injection] = []
 
         def beside(process: int) -> Injection:
-            injections.append(Injection(faults, LocalRanks(process, ranks)))
+            injections.append(Injection(faults, LocalRanks(process, ranks), invited))
             return injections[-1]
 
-        ended = train_run(self.config, [*self.words, f"run.folder={path}"], beside=beside)
+        make_folder(invited)
+        waits = {INVITED: str(invited)} if survive.on_loss == "shrink" and not survive.spares else {}
+        ended = train_run(self.config, [*self.words, f"run.folder={path}"], waits, beside)
         self.hits = [hit for injection in injections for hit in injection.hits]
         if ended.why:
             return ended.why
         if missed := faults[len(self.hits) :]:
-            return f"'{missed[0]}': was not made: rank {missed[0].rank} was not there, or had taken all its steps"
-        rows = [dict(row) for row in RunFolder.open(path).read_metrics()]
+            return f"'{missed[0]}': was not made: {_why_not(missed[0])}"
+        folder = RunFolder.open(path)
+        self.hits = [*_at_their_step(self.hits, folder)]
+        rows = [dict(row) for row in folder.read_metrics()]
         return _not_once(rows, self.checked.train.num_steps) or rows
+
+
+def _why_not(fault: Fault) -> str:
+    if fault.rank is None:
+        return "no rank was missing, or all steps were taken"
+    return f"rank {fault.rank} was not there, or had taken all its steps"
+
+
+def _at_their_step(hits: Sequence[Hit], folder: RunFolder) -> Iterator[Hit]:
+    """Ranks that join, with the first step in which they took part, as the run has recorded it."""
+    firsts = iter([int(event["step"]) + 1 for event in folder.read_events() if event["kind"] == "regroup"])
+    for hit in hits:
+        joined = hit.fault.kind is FaultKind.JOIN and hit.rank is not None
+        yield dataclasses.replace(hit, step=next(firsts, hit.step)) if joined else hit
 
 
 def _not_once(rows: Sequence[Mapping[str, Any]], steps: int) -> str:
@@ -154,7 +209,7 @@ def _as_json(hit: Hit) -> dict[str, Any]:
     fault = hit.fault
     return {
         "kind": fault.kind.value,
-        "rank": fault.rank,
+        "rank": hit.rank,
         "step": fault.step,
         "made_in_step": hit.step,
         "instruction": hit.instruction,

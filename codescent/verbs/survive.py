@@ -52,7 +52,7 @@ def survive_of(checked: Checked, *, resume: bool) -> LossPolicy | None:
             return None
         before = flat(config)
         values = {key: value for key, value in flat(found.config).items() if before.get(key) != value}
-        return FewerRanks(found.ranks, values, found.notes)
+        return FewerRanks(found.ranks, values, found.notes, found.parts)
 
     return LossPolicy(losses, keys.spares, fewer)
 

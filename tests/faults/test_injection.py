@@ -1,5 +1,5 @@
-"""In: small programs as ranks, scripts of faults. Out: the rank that is named is killed or stopped, in its step.
-Does not train, except for one slow test of `codescent prove --faults`: workers of servers come again."""
+"""In: small programs as ranks, scripts of faults. Out: the named rank is killed or stopped, or one joins, in its step.
+Does not train, except for slow tests of `codescent prove --faults`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -17,8 +20,12 @@ import pytest
 from runs import codescent
 from test_launch_local import Launch
 
+from codescent.base.call import Call
+from codescent.base.progress import OwnPage, Pages, shared_memory
 from codescent.launch.fault_script import parse_faults
-from codescent.launch.inject import Injection, LocalRanks
+from codescent.launch.inject import Injection
+from codescent.launch.let_in import LetIn
+from codescent.launch.local_ranks import LocalRanks
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -60,11 +67,11 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
-def test_a_rank_is_killed_when_it_has_begun_its_step(launch: Callable[[], Launch]) -> None:
+def test_a_rank_is_killed_when_it_has_begun_its_step(launch: Callable[[], Launch], tmp_path: Path) -> None:
     """Fault: another rank is killed, or a step too early: the run is proved for another loss than was asked for."""
     run = launch()
     pids = run.pids()
-    with Injection(parse_faults("kill 1 at 4", 3, 5), LocalRanks(run.process.pid, 3)) as injection:
+    with Injection(parse_faults("kill 1 at 4", 3, 5), LocalRanks(run.process.pid, 3), tmp_path) as injection:
         run.let("step-3")
         time.sleep(0.3)  # a look is each millisecond
         assert psutil.pid_exists(pids[1])
@@ -78,12 +85,12 @@ def test_a_rank_is_killed_when_it_has_begun_its_step(launch: Callable[[], Launch
     assert str(hit) == f"kill 1 at 4: rank 1 (pid {pids[1]}) in step 4, in backward"
 
 
-def test_faults_come_one_after_the_other_and_none_after_the_end(launch: Callable[[], Launch]) -> None:
+def test_faults_come_one_after_the_other_and_none_after_the_end(launch: Callable[[], Launch], tmp_path: Path) -> None:
     """Fault: a later fault does not wait for the earlier one, or the thread outlives its run."""
     run = launch()
     pids = run.pids()
     faults = parse_faults("stop 2 at 3; stop 0 at 4; kill 1 at 5", 3, 5)
-    with Injection(faults, LocalRanks(run.process.pid, 3)) as injection:
+    with Injection(faults, LocalRanks(run.process.pid, 3), tmp_path) as injection:
         run.let("step-3")
         until(lambda: psutil.Process(pids[2]).status() == psutil.STATUS_STOPPED)
         assert psutil.Process(pids[0]).status() != psutil.STATUS_STOPPED
@@ -103,11 +110,11 @@ def test_ranks_that_have_ended_are_not_there(launch: Callable[[], Launch]) -> No
     run = launch()
     run.pids()
     ranks = LocalRanks(run.process.pid, 3)
-    assert ranks.pid_of(7) is None
+    assert ranks.pid_of(7, Call()) is None
     for name in ("step-3", "step-4", "step-5", "end"):
         run.let(name)
     run.end()
-    assert ranks.pid_of(1) is None
+    assert ranks.pid_of(1, Call()) is None
     assert ranks.pages() is None
 
 
@@ -128,6 +135,58 @@ def test_workers_that_are_lost_change_no_loss(project: Path) -> None:
     assert result["differences"]["train_loss"] <= 1e-9
     assert [(one["kind"], one["rank"], one["step"]) for one in found["faults"]] == [("kill", 1, 7), ("stop", 2, 15)]
     assert all(one["made_in_step"] >= one["step"] for one in found["faults"])
+
+
+def test_ranks_stand_still_until_the_new_one_has_its_place(tmp_path: Path) -> None:
+    """Fault: the run goes on while the new process starts, and ends before it; or its ranks stay stopped for ever."""
+    descriptor, over = shared_memory(3), threading.Event()
+    pages = Pages(descriptor, 3)
+    with subprocess.Popen(["sleep", "60"]) as rank, ThreadPoolExecutor() as pool:
+        status = psutil.Process(rank.pid).status
+        try:
+            lets = LetIn(pages, Waiting(0, 2), tmp_path, over)
+            joined = pool.submit(lets.at, 5)
+            pages.call = Call(1, {rank.pid: 0}, urgent=1)
+            OwnPage(pages, 0).at(2.5)
+            time.sleep(0.2)
+            assert status() != psutil.STATUS_STOPPED, "step 3 is not the one before step 5"
+            OwnPage(pages, 0).at(3.1)
+            until(lambda: status() == psutil.STATUS_STOPPED and (tmp_path / "77").is_dir())
+            OwnPage(pages, 2).beat()
+            pages.call = Call(2, {rank.pid: 0, 77: 1}, urgent=1)
+            assert joined.result(30) == (77, 1)
+            until(lambda: status() != psutil.STATUS_STOPPED)
+        finally:
+            over.set()
+            rank.kill()
+            os.close(descriptor)
+
+
+class Waiting(LocalRanks):
+    """One process waits for a place."""
+
+    def waiting(self, call: Call) -> dict[int, int]:
+        """The process, and its page."""
+        return {77: 2}
+
+
+SHRINKS = ("parallel.ranks=4", "survive.on_loss=shrink", "train.global_batch_size=12", "checkpoint.every=5")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_f8_a_rank_joins_at_its_step(project: Path) -> None:
+    """Fault: a rank comes back before its `join`, or never; a step is lost; the proof says the same of another run."""
+    script = "kill 2 at 7; join at 12; kill 0 at 20"
+    done = codescent(project, "prove", "run.toml", *SHRINKS, "--faults", script, "--steps", "30", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    (result,) = found["layouts"]
+    assert (result["verdict"], result["ranks"]) == ("same", 4)
+    assert result["differences"]["train_loss"] <= 1e-9
+    joined = found["faults"][1]
+    assert (joined["kind"], joined["rank"], joined["step"]) == ("join", 3, 12)
+    assert 12 <= joined["made_in_step"] <= 14, "the ranks were in the step before"
 
 
 @pytest.mark.slow

@@ -3,6 +3,8 @@ Which layout is taken is tested in test_shrunk.py, and who takes which rank in t
 
 from __future__ import annotations
 
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -61,11 +63,12 @@ def test_parts_that_are_gone_come_from_the_disk(tmp_path: Path) -> None:
     assert not ranks or min(ranks) < 4
 
 
-def test_f8_grows_again(tmp_path: Path) -> None:
-    """Fault: the rank that is started again never joins, or the step at which it does is done twice. The learning rate
-    changes with the ranks, or nothing in the run folder says that it stays."""
-    words = ("train.num_steps=400", "checkpoint.every=50", "optimizer.scale_learning_rate=linear")
-    run = Started(tmp_path, 3, *FP64, "parallel.dp_replicate=3", *words)
+@pytest.mark.parametrize("layout", ["parallel.dp_replicate=3", "parallel.dp_shard=3"])
+def test_f8_grows_again(tmp_path: Path, layout: str) -> None:
+    """Fault: the rank that is started again never joins; the step at which it does is done twice; or all read a
+    checkpoint that is saved for it, although the others can send it its part. Or no event says what fewer ranks change."""
+    steps = "train.num_steps=300"
+    run = Started(tmp_path, 3, *FP64, layout, steps, "checkpoint.every=50")
     run.until(lambda: run.rows() > 12)
     run.kill(1)
     run.until(lambda: bool(run.events("regroup")))
@@ -73,8 +76,32 @@ def test_f8_grows_again(tmp_path: Path) -> None:
     code, said = run.end()
     assert code == 0, said
     assert "with 2 of 3 ranks" in said
-    assert any("stays that of 3 data-parallel ranks" in str(event["text"]) for event in run.events("note"))
-    assert [row["step"] for row in RunFolder.open(run.folder).read_metrics()] == list(range(1, 401))
+    told = " ".join(str(event["text"]) for event in run.events("note"))
+    assert "train.microbatch_size: 3 instead of 4" in told or "as much of weights" in told
+    assert said.count(f"{MEMORY} {run.events('regroup')[0]['step']}") == 1, said
+    saved = [int(str(event["step"])) for event in run.events("checkpoint")]
+    assert not [step for step in saved if step % 10], "due ones alone, and the best ones"
+    assert [row["step"] for row in RunFolder.open(run.folder).read_metrics()] == list(range(1, 301))
+    alone = codescent(tmp_path, "train", *WORDS, *FP64[:3], steps, "run.name=alone")
+    assert alone.returncode == 0, alone.stderr
+    expected = losses(RunFolder.open(tmp_path / "runs" / "alone"))
+    assert losses(RunFolder.open(run.folder)) == pytest.approx(expected, rel=1e-9), said
+
+
+def test_a_stop_while_ranks_meet_saves_what_is_in_memory(tmp_path: Path) -> None:
+    """Fault: a scheduler's SIGTERM ends the ranks between a loss and their next step, and the steps since the last
+    checkpoint are gone; or they wait for one that the signal has ended."""
+    run = Started(tmp_path, 3, *FP64, "parallel.dp_replicate=3", "checkpoint.every=1000", "train.eval_every=0")
+    run.until(lambda: run.rows() > 12)
+    run.kill(1)
+    run.until(lambda: bool(run.events("crash")))
+    time.sleep(0.1)  # the launcher calls the others
+    run.process.terminate()
+    code, said = run.end()
+    assert code == 128 + signal.SIGTERM, said
+    (stop,) = run.events("stop")
+    assert int(str(stop["step"])) >= int(str(run.events("crash")[0]["step"])), said
+    assert [event["step"] for event in run.events("checkpoint")] == [stop["step"]]
 
 
 def test_nothing_to_shrink_to_is_refused(tmp_path: Path) -> None:
