@@ -20,8 +20,7 @@ from hosts import Hosts, address
 from measure import SystemFailed
 from work import environment
 
-from codescent.launch.inject import LocalRanks
-from codescent.launch.local import EXTRA_PAGES
+from codescent.launch.local_ranks import LocalRanks
 
 RANKS = 4
 TAIL_BYTES = 4096
@@ -135,7 +134,7 @@ class Run:
 
     def places(self) -> dict[int, int]:
         """The process of each rank now. A process that waits for a place has none. Empty: the ranks meet anew."""
-        ranks = LocalRanks(self.launchers[0].pid, RANKS + EXTRA_PAGES)
+        ranks = LocalRanks(self.launchers[0].pid, RANKS)
         if (pages := ranks.pages()) is None:
             return {}
         with closing(pages.memory):

@@ -66,7 +66,7 @@ def test_parts_that_are_gone_come_from_the_disk(tmp_path: Path) -> None:
 @pytest.mark.parametrize("layout", ["parallel.dp_replicate=3", "parallel.dp_shard=3"])
 def test_f8_grows_again(tmp_path: Path, layout: str) -> None:
     """Fault: the rank that is started again never joins; the step at which it does is done twice; or all read a
-    checkpoint that is saved for it, although the others can send it its part. Or no event says what fewer ranks change."""
+    checkpoint that is saved for it, although the others can send it its part. No event says what fewer ranks change."""
     steps = "train.num_steps=300"
     run = Started(tmp_path, 3, *FP64, layout, steps, "checkpoint.every=50")
     run.until(lambda: run.rows() > 12)
