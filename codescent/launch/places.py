@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from codescent.base.call import Call
 from codescent.launch.losses import LossCount
 
 
@@ -57,6 +56,7 @@ class Places:
         waiting: slots without a rank that have to be waited for: they have just been started.
         ready: slots without a rank that can take one.
         number: of the last call.
+        urgent: the number of the last call that was made because ranks had died.
         layout: of the ranks now.
     """
 
@@ -66,13 +66,19 @@ class Places:
         self.waiting: list[int] = []
         self.ready: list[int] = []
         self.number, self.layout = 0, FewerRanks(wanted)
-        self._next, self._urgent = wanted, 0
+        self.urgent, self._next = 0, wanted
+        self._hosts: dict[int, int] = {}
 
-    def new_slots(self, count: int) -> list[int]:
-        """Slots of so many processes that are started now, and wait for a place."""
-        found = list(range(self._next, self._next + count))
-        self._next += count
+    def host_of(self, slot: int) -> int:
+        """The host on which a process is. Host 0 is that of rank 0."""
+        return self._hosts.get(slot, 0)
+
+    def new_slots(self, count: int, host: int = 0) -> list[int]:
+        """Slots of so many processes that are started now on a host, and wait for a place."""
+        found = list(range(self._next, self._next + max(0, count)))
+        self._next += len(found)
         self.waiting += found
+        self._hosts |= dict.fromkeys(found, host)
         return found
 
     def became_ready(self, slots: Iterable[int]) -> None:
@@ -101,6 +107,7 @@ class Places:
         if there + len(self.waiting) < layout.ranks:
             return False
         self._fill(living, layout)
+        self.urgent = self.number
         return True
 
     def grows(self) -> bool:
@@ -123,14 +130,5 @@ class Places:
                 kept[rank] = more.pop(0)
         self.ready = [slot for slot in more if slot not in self.waiting]
         self.ranks, self.layout = [kept[rank] for rank in range(layout.ranks)], layout
-        self.number += 1
-
-    def call(self, pids: Mapping[int, int], *, is_urgent: bool) -> Call:
-        """The call that tells the processes. `pids`: process id by slot."""
-        places = {pids[slot]: rank for rank, slot in enumerate(self.ranks)}
-        self._urgent = self.number if is_urgent else self._urgent
-        return Call(self.number, places, self.layout.values, self._urgent)
-
-    def taken(self) -> None:
-        """The processes that were given a place do not wait any more."""
         self.waiting = [slot for slot in self.waiting if slot not in self.ranks]
+        self.number += 1

@@ -76,9 +76,15 @@ def _wait_for_a_place(pages: Pages, page: int) -> None:
 
 def _placed(this_rank: Rank, call: Call) -> Rank:
     """This process as a rank of a call."""
-    rank, ranks = call.places[os.getpid()], len(call.places)
+    rank, here = call.places[os.getpid()], sorted(call.places.values())
     return replace(
-        this_rank, rank=rank, local_rank=rank, world_size=ranks, local_world_size=ranks, store_fd=None, late=False
+        this_rank,
+        rank=rank,
+        local_rank=here.index(rank),
+        world_size=call.ranks,
+        local_world_size=len(here),
+        store_fd=None,
+        late=False,
     )
 
 

@@ -1,0 +1,181 @@
+"""In: what each host reports of its processes. Out: who takes which rank, which processes are started, when a run ends.
+Starts and ends no process (survivors.py does, on each host) and sends nothing (hosts.py does)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from codescent.base.errors import RunFailed
+from codescent.launch.places import LossPolicy, Places
+from codescent.launch.reports import Death, HostReport, Orders
+
+Record = Callable[[int, Death, str], None]
+"""Writes a crash into the run folder: of a rank, how it died, on which host."""
+
+
+@dataclass
+class _Host:
+    """A host of the run.
+
+    Attributes:
+        name: of the machine.
+        size: processes that it has while all is well: its ranks and its spares.
+        report: what it has said last.
+        is_lost: it has gone, with all its processes.
+        idle_deaths: of processes that waited for a place.
+        has_left: its ranks have ended, and it with them.
+    """
+
+    name: str
+    size: int
+    report: HostReport = field(default_factory=HostReport)
+    is_lost: bool = False
+    idle_deaths: int = 0
+    has_left: bool = False
+
+
+class Decider:
+    """Decides for all hosts of a run. It is on host 0, whose first rank is rank 0.
+
+    Args:
+        wanted: the number of ranks that the user wants.
+        policy: what the run does about losses. Its spares are those of host 0.
+        count: of these ranks, those of host 0.
+        name: of host 0.
+        say: prints a sentence.
+        record: see Record.
+        clock: time.monotonic, except in tests.
+    """
+
+    def __init__(
+        self,
+        wanted: int,
+        policy: LossPolicy,
+        count: int,
+        name: str,
+        say: Callable[[str], None],
+        record: Record,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.places, self._policy = Places(wanted, policy), policy
+        self._say, self._record, self._clock = say, record, clock
+        self._hosts = {0: _Host(name, count + policy.spares)}
+        self._known: set[int] = set()  # slots whose death has been handled
+        self._over, self._code = "", 0
+
+    def hear(self, host: int, report: HostReport) -> None:
+        """A host has said what its processes do."""
+        self._hosts[host].report = report
+
+    def look(self) -> None:
+        """Decide anew, by all that is reported."""
+        hosts = self._hosts.values()
+        self.places.became_ready(slot for host in hosts for slot in host.report.ready if slot in self.places.waiting)
+        lost = self._lost()
+        failed = next((host.report for host in hosts if host.report.failed), None)
+        if failed is not None:
+            return self._end(failed.failed, failed.code)
+        if self._over:
+            return None
+        ends = any(host.report.ends for host in hosts)
+        if not lost:
+            self._fill_up()
+            if not ends and self.places.grows():
+                self._say_notes()
+            return None
+        for rank, (host, death) in lost.items():
+            process = f"pid {death.pid} on {host.name}" if death.pid else f"on {host.name}"
+            self._say(f"codescent: rank {rank} of {len(self.places.ranks)} ({process}) {death.ending} {death.where}")
+            self._record(rank, death, host.name)
+        first = next(death for _, death in lost.values())
+        code = (first.code or RunFailed.exit_code) if first.code >= 0 else 128 - first.code
+        if ends:
+            return self._end("the run ends: ranks were lost while others had ended", code)
+        step = max((host.report.step for host in hosts if host.report.step is not None), default=None)
+        progressed = any(host.report.progressed for host in hosts)
+        if why := self._policy.losses.add(self._clock(), step=step, progressed=progressed):
+            return self._end(f"the run ends: {why}", code)
+        self._fill_up(after_loss=True)
+        if not self.places.after_loss(lost):
+            return self._end(f"the run ends: {self._why_too_few()}", code)
+        self._say_notes()
+        ranks, wanted = len(self.places.ranks), self.places.wanted
+        self._say(f"codescent: start {self._policy.losses.count + 1}, with {ranks} of {wanted} ranks")
+        return None
+
+    def orders(self, host: int) -> Orders:
+        """What a host does now."""
+        places = self.places
+        return Orders(
+            number=places.number,
+            ranks=tuple(places.ranks),
+            values=places.layout.values,
+            notes=places.layout.notes,
+            urgent=places.urgent,
+            slots=tuple(self._slots_of(host)),
+            over=self._over,
+            code=self._code,
+            ends=any(one.report.ends for one in self._hosts.values()),
+        )
+
+    def _lost(self) -> dict[int, tuple[_Host, Death]]:
+        """The ranks that have died since the last look. Deaths of processes that wait for a place are handled here."""
+        found = {}
+        for host in self._hosts.values():
+            for death in host.report.deaths:
+                if death.slot in self._known:
+                    continue
+                self._known.add(death.slot)
+                if death.slot in self.places.ranks:
+                    found[self.places.ranks.index(death.slot)] = host, death
+                    continue
+                self.places.forget(death.slot)
+                host.idle_deaths += 1
+                if not host.is_lost:
+                    self._say(f"codescent: pid {death.pid}, which waited for a place, {death.ending}")
+        return dict(sorted(found.items()))
+
+    def _fill_up(self, *, after_loss: bool = False) -> None:
+        """Have processes started where a host has fewer than it should. Those that die as they wait are replaced only
+        as often as ranks may be lost."""
+        for number, host in self._hosts.items():
+            if host.is_lost or host.has_left or not (after_loss or host.idle_deaths <= self._policy.losses.most):
+                continue
+            missing = host.size - len([slot for slot in self._slots_of(number) if slot not in self._known])
+            self.places.new_slots(missing, number)
+
+    def _slots_of(self, host: int) -> list[int]:
+        """The processes that a host has to have."""
+        places = self.places
+        every = (*places.ranks, *places.waiting, *places.ready)
+        return [slot for slot in dict.fromkeys(every) if places.host_of(slot) == host]
+
+    def _why_too_few(self) -> str:
+        """Why there are not enough processes."""
+        return "no process can be started"
+
+    def _say_notes(self) -> None:
+        for note in self.places.layout.notes:
+            self._say(f"codescent: {note}")
+
+    def _end(self, why: str, code: int) -> None:
+        if not self._over:
+            self._over, self._code = why, code
+
+
+class AloneDecider:
+    """The decider of a run whose ranks are all on this host."""
+
+    def __init__(self, decider: Decider) -> None:
+        self._decider = decider
+
+    def exchange(self, report: HostReport) -> Orders:
+        """Say what the processes of this host do. Returns what it does now."""
+        self._decider.hear(0, report)
+        self._decider.look()
+        return self._decider.orders(0)
+
+    def close(self) -> None:
+        """The run is over."""
