@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from codescent.base.errors import RunFailed
 from codescent.launch.places import LossPolicy, Places
-from codescent.launch.reports import Death, HostReport, Orders
+from codescent.launch.reports import HostPlace, HostReport, Orders, ProcessDeath
 
-Record = Callable[[int, Death, str], None]
+LOOK_EVERY_S = 1.0
+"""Seconds between two reports where all ranks are on this host: a death wakes it earlier."""
+
+Record = Callable[[int, ProcessDeath, str], None]
 """Writes a crash into the run folder: of a rank, how it died, on which host."""
 
 
@@ -20,20 +23,21 @@ class _Host:
     """A host of the run.
 
     Attributes:
-        name: of the machine.
-        size: processes that it has while all is well: its ranks and its spares.
+        place: what it has brought.
         report: what it has said last.
         is_lost: it has gone, with all its processes.
         idle_deaths: of processes that waited for a place.
-        has_left: its ranks have ended, and it with them.
     """
 
-    name: str
-    size: int
+    place: HostPlace
     report: HostReport = field(default_factory=HostReport)
     is_lost: bool = False
     idle_deaths: int = 0
-    has_left: bool = False
+
+    @property
+    def name(self) -> str:
+        """Of the machine."""
+        return self.place.name
 
 
 class Decider:
@@ -61,13 +65,46 @@ class Decider:
     ) -> None:
         self.places, self._policy = Places(wanted, policy), policy
         self._say, self._record, self._clock = say, record, clock
-        self._hosts = {0: _Host(name, count + policy.spares)}
+        self._hosts = {0: _Host(HostPlace(name, count, policy.spares))}
+        for slot in range(count, wanted):  # nobody knows yet which hosts they have
+            self.places.settle([slot], slot)
         self._known: set[int] = set()  # slots whose death has been handled
-        self._over, self._code = "", 0
+        self._over, self._code, self._done = "", 0, False
 
     def hear(self, host: int, report: HostReport) -> None:
         """A host has said what its processes do."""
-        self._hosts[host].report = report
+        if not self._hosts[host].is_lost:
+            self._hosts[host].report = report
+
+    def join(self, host: int, place: HostPlace) -> None:
+        """A host has come; or again, with new processes. `host`: its first rank."""
+        if (before := self._hosts.get(host)) is None:
+            self.places.settle(range(host, host + place.count), host)
+        else:
+            self.lose(host, "its agent was started again")
+            self.look()
+            self._say(f"codescent: {before.name} is there again")
+        self._hosts[host] = _Host(place)
+
+    def lose(self, host: int, why: str) -> None:
+        """A host has gone, and with it its processes. One whose ranks have ended is not lost."""
+        gone = self._hosts[host]
+        if gone.is_lost or gone.report.ends or self._over or self._done:
+            return
+        gone.is_lost = True
+        known = {death.slot for death in gone.report.deaths}
+        deaths = [ProcessDeath(slot, 0, RunFailed.exit_code, f"is lost with its host: {why}")
+                  for slot in self._slots_of(host) if slot not in known]  # fmt: skip
+        gone.report = replace(gone.report, deaths=(*gone.report.deaths, *deaths), ready=())
+        self._say(f"codescent: {gone.name} is lost: {why}")
+
+    def is_lost(self, host: int) -> bool:
+        """Whether a host has gone."""
+        return self._hosts[host].is_lost
+
+    def finish(self) -> None:
+        """The ranks of host 0 have ended."""
+        self._done = not self._over
 
     def look(self) -> None:
         """Decide anew, by all that is reported."""
@@ -87,7 +124,8 @@ class Decider:
             return None
         for rank, (host, death) in lost.items():
             process = f"pid {death.pid} on {host.name}" if death.pid else f"on {host.name}"
-            self._say(f"codescent: rank {rank} of {len(self.places.ranks)} ({process}) {death.ending} {death.where}")
+            who = f"codescent: rank {rank} of {len(self.places.ranks)} ({process})"
+            self._say(f"{who} {death.ending} {death.where}".rstrip())
             self._record(rank, death, host.name)
         first = next(death for _, death in lost.values())
         code = (first.code or RunFailed.exit_code) if first.code >= 0 else 128 - first.code
@@ -118,9 +156,10 @@ class Decider:
             over=self._over,
             code=self._code,
             ends=any(one.report.ends for one in self._hosts.values()),
+            done=self._done,
         )
 
-    def _lost(self) -> dict[int, tuple[_Host, Death]]:
+    def _lost(self) -> dict[int, tuple[_Host, ProcessDeath]]:
         """The ranks that have died since the last look. Deaths of processes that wait for a place are handled here."""
         found = {}
         for host in self._hosts.values():
@@ -141,9 +180,10 @@ class Decider:
         """Have processes started where a host has fewer than it should. Those that die as they wait are replaced only
         as often as ranks may be lost."""
         for number, host in self._hosts.items():
-            if host.is_lost or host.has_left or not (after_loss or host.idle_deaths <= self._policy.losses.most):
+            if host.is_lost or not (after_loss or host.idle_deaths <= self._policy.losses.most):
                 continue
-            missing = host.size - len([slot for slot in self._slots_of(number) if slot not in self._known])
+            size = host.place.count + host.place.spares
+            missing = size - len([slot for slot in self._slots_of(number) if slot not in self._known])
             self.places.new_slots(missing, number)
 
     def _slots_of(self, host: int) -> list[int]:
@@ -154,7 +194,17 @@ class Decider:
 
     def _why_too_few(self) -> str:
         """Why there are not enough processes."""
-        return "no process can be started"
+        gone = ", ".join(host.name for host in self._hosts.values() if host.is_lost)
+        if not gone:
+            return "no process can be started"
+        places, known = self.places, self._known
+        left = len([slot for slot in (*places.ranks, *places.waiting, *places.ready) if slot not in known])
+        if self._policy.fewer is not None:
+            return f"{gone} is lost, and no layout of at most {left} ranks goes on with the losses of the run"
+        return (
+            f"{gone} is lost, and {left} processes are left for {places.wanted} ranks; more survive.spares on other "
+            'hosts, or survive.on_loss = "shrink", would go on'
+        )
 
     def _say_notes(self) -> None:
         for note in self.places.layout.notes:
@@ -167,6 +217,8 @@ class Decider:
 
 class AloneDecider:
     """The decider of a run whose ranks are all on this host."""
+
+    every_s = LOOK_EVERY_S
 
     def __init__(self, decider: Decider) -> None:
         self._decider = decider

@@ -13,6 +13,8 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from codescent.base.call import SURVIVES
@@ -23,23 +25,25 @@ from codescent.base.output import new_line, warn
 from codescent.base.progress import ENDED, PROGRESS_FD, Pages, shared_memory
 from codescent.base.stopping import EXIT_FILE, SAVING, STOPPING, exit_code_of, reported
 from codescent.base.temporary_folder import TemporaryFolder
-from codescent.base.token import TOKEN
+from codescent.base.token import TOKEN, key_of
 from codescent.launch.decider import AloneDecider, Decider
 from codescent.launch.endings import Endings
 from codescent.launch.environment import LATE, STORE_FD
 from codescent.launch.group import Group
 from codescent.launch.hang_record import HangRecord
+from codescent.launch.hosts import RUN as AGENTS
+from codescent.launch.hosts import Follower, Hub
 from codescent.launch.logs import tail
 from codescent.launch.memory_kills import evidence, is_suspected, memory_kills
 from codescent.launch.other_hosts import OtherHosts
 from codescent.launch.places import LossPolicy
 from codescent.launch.rank_output import RankOutput
-from codescent.launch.reports import Death
+from codescent.launch.reports import HostPlace, ProcessDeath
 from codescent.launch.roles import Roles, die_with_parent, ended_by
 from codescent.launch.signals import SignalQueue
 from codescent.launch.stacks import Stacks
 from codescent.launch.supervisor import Stopped, Supervisor, host, where_of
-from codescent.launch.survivors import WAITING_PAGES, Survivors
+from codescent.launch.survivors import WAITING_PAGES, Deciding, Survivors
 from codescent.transport.sockets import listen_at
 
 LOOK_EVERY_S = 1.0
@@ -47,6 +51,7 @@ KEPT_COUNTS = 6  # counts of out-of-memory kills: one each LOOK_EVERY_S
 ANSWER_S = 3.0  # after a stop request: ranks that cannot run by then never stop, so all are killed
 SETTLE_S = 1.0  # time after a failure for other ranks to fail; the first failure is probably the cause
 STOP_S = 10.0  # time between SIGTERM and SIGKILL
+CONNECT_S = 3.0  # of one attempt to reach the agent of host 0
 REPEAT_S = 0.5  # a second SIGINT within this time is a repetition by a wrapper (make, uv)
 RUN_FAILED, USER_ERROR = 1, 2  # a Python crash also exits with 1, but prints a traceback
 STOP_SIGNALS = (*STOPPING, *SAVING)
@@ -171,21 +176,23 @@ class _Ranks:
         self._logs, self._env = self._folder.path, {**self._env, **self._folder.mark}
         pages, is_whole = Pages.of({PROGRESS_FD: str(self._progress)}), self._group.is_local
         assert pages is not None
-        self._others = OtherHosts(pages, {**self._env, **({TOKEN: self._group.token} if self._group.token else {})})
+        self._others = OtherHosts(pages, self._known_token())
         known = self._stacks, HangRecord(pages, self._logs), self._others
         self._supervisor = Supervisor(pages, self._num_ranks, self._stopped, *known, is_whole=is_whole)
         sys.stdout.flush()  # rank 0 writes to the same stdout
         try:
-            listener = self._group.listen()
+            listener, hub = self._group.listen(), None
             if not (is_whole or self._group.first):
                 self._others.serve(listen_at(self._group.address, 0, self._num_ranks))
+                if self._policy is not None:  # the other agents know this port alone
+                    listener, hub = listen_at(self._group.address, 0, self._num_ranks), listener
             with listener or contextlib.nullcontext():
                 self._port = self._group.port if listener is None else listener.getsockname()[1]
                 if self._policy is None:
                     for rank in self._group.ranks:
                         self._processes[rank] = self._start(rank, listener)
                 else:
-                    self._survivors = self._surviving(self._policy, listener)
+                    self._survivors = self._surviving(self._policy, listener, hub)
                     self._survive({})
         except BaseException:
             self.__exit__()
@@ -204,21 +211,39 @@ class _Ranks:
         self._others.close()
         self._folder.close(keep=self._crashed())
 
-    def _surviving(self, policy: LossPolicy, listener: socket.socket | None) -> Survivors:
-        """What goes on after losses. It starts the ranks."""
-        ranks, pages = self._group, self._supervisor
+    def _surviving(self, policy: LossPolicy, listener: socket.socket | None, hub: socket.socket | None) -> Survivors:
+        """What goes on after losses. It starts the ranks. `listener`: of rank 0; `hub`: where other agents come."""
+        ranks = self._group
+        deciding = self._deciding(policy, hub)
 
         def start(slot: int, survives: str) -> subprocess.Popen[bytes]:
+            if isinstance(deciding, Follower):
+                self._port = deciding.port
             if slot < ranks.world_size:
                 return self._start(slot, listener, survives=survives)
             return self._start(ranks.ranks[-1], None, survives=survives, log=f"start-{slot}.log", stacks=slot)
 
-        def record(rank: int, death: Death, of_host: str) -> None:
-            pages.record_crash(rank, death.pid, death.ending, death.step, of_host)
+        own = self._supervisor, self._stacks, self._endings, start, _say
+        return Survivors(ranks.world_size, deciding, *own, lambda process: tail(self._paths[process.pid]))
+
+    def _deciding(self, policy: LossPolicy, hub: socket.socket | None) -> Deciding:
+        """Who decides after losses: this host, if it has rank 0."""
+        ranks, key = self._group, b"" if self._group.is_local else key_of(self._known_token(), AGENTS)
+        if ranks.first:
+            connect = partial(socket.create_connection, (ranks.address, ranks.port), CONNECT_S)
+            return Follower(ranks.first, HostPlace(host(), ranks.count, policy.spares), connect, key)
+        if policy.later is not None:
+            policy = replace(policy, fewer=policy.later(self._supervisor.pages))
+
+        def record(rank: int, death: ProcessDeath, of_host: str) -> None:
+            self._supervisor.record_crash(rank, death.pid, death.ending, death.step, of_host)
 
         decider = Decider(ranks.world_size, policy, ranks.count, host(), _say, record)
-        own = pages, self._stacks, self._endings, start, _say, lambda process: tail(self._paths[process.pid])
-        return Survivors(ranks.world_size, AloneDecider(decider), *own)
+        return AloneDecider(decider) if hub is None else Hub(decider, hub, key, self._port)
+
+    def _known_token(self) -> dict[str, str]:
+        """The environment, with the token of the run."""
+        return {**self._env, **({TOKEN: self._group.token} if self._group.token else {})}
 
     def _start(
         self,
@@ -285,7 +310,8 @@ class _Ranks:
         """Wait until every rank has ended. Forward signals; stop all ranks when one fails. Returns the exit code."""
         while len(self._ended) < len(self._processes) or (self._survivors and self._survivors.is_needed):
             next_s = self._escalation[0][0] if self._escalation else math.inf
-            for number in queue.wait(min(next_s - time.monotonic(), LOOK_EVERY_S)):
+            every_s = self._survivors.every_s if self._survivors else LOOK_EVERY_S
+            for number in queue.wait(min(next_s - time.monotonic(), every_s)):
                 self._on_signal(number)
             self._collect()
             self._look()
@@ -389,7 +415,8 @@ class _Ranks:
         for rank in again:
             self._start_again(rank)
         late = {*self._restarts, *self._joining} - self._ended
-        if late and self._ended and not self._stopping and len(late) + len(self._ended) == len(self._processes):
+        over = bool(self._ended) or (self._survivors is not None and self._survivors.orders.done)
+        if late and over and not self._stopping and len(late) + len(self._ended) == len(self._processes):
             self._end_late(late)
 
     def _stop_others(self) -> None:
@@ -407,10 +434,17 @@ class _Ranks:
     def _survive(self, lost: Mapping[int, int]) -> None:
         """Ranks have died, or processes that wait for a place, or some of these are ready: do what is decided."""
         assert self._survivors is not None
-        if self._failed:  # another rank has an error of its own: its message counts
+        if self._over:
             return self._failed.update(lost)
-        running = any(map(self._supervisor.has_ended, self._processes))
-        ends = self._stopping or self._stop_signal is not None or bool(self._ended.difference(lost)) or running
+        if self._failed:  # another rank has an error of its own: its message counts
+            self._failed.update(lost)
+            culprit = self._culprit()
+            who = f"rank {culprit} of {self._num_ranks} on {host()} {self._ending(culprit)}: see its message"
+            code = self._failed[culprit]
+            self._survivors.look({}, ends=True, failed=who, code=(code or RUN_FAILED) if code >= 0 else 128 - code)
+            return None
+        has_ended = bool(self._ended.difference(lost)) or any(map(self._supervisor.has_ended, self._processes))
+        ends = self._stopping or self._stop_signal is not None or has_ended
         called = self._survivors.look(lost, ends=ends)
         orders = self._survivors.orders
         if orders.over:
@@ -508,8 +542,11 @@ class _Ranks:
         if self._killed:
             _say("codescent: the ranks were killed")
         elif not self._failed:
-            first = min(self._processes)
-            if self._processes[first].returncode >= 0:  # after a signal the log only says "interrupted"
+            _say(f"codescent: {self._over}" if self._over else "")
+            first = min(self._processes, default=None)
+            if (
+                first is not None and (self._processes[first].returncode or 0) >= 0
+            ):  # after a signal the log only says "interrupted"
                 _say(tail(self._log(first)))
         else:
             culprit = self._culprit()

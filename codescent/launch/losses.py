@@ -20,7 +20,7 @@ class LossCount:
     Attributes:
         most: losses within `window_s` after which the run goes on (survive.max_restarts).
         window_s: survive.restart_window_s.
-        batch: samples of a step, for the message.
+        batch: samples of a step, for the message; 0: not known.
         count: of all losses after which the run went on.
     """
 
@@ -58,4 +58,5 @@ class LossCount:
     def _at(self, step: int | None) -> str:
         if step is None:
             return ""
-        return f"; step {step} was under way, with samples {(step - 1) * self.batch + 1} to {step * self.batch}"
+        samples = f", with samples {(step - 1) * self.batch + 1} to {step * self.batch}" if self.batch else ""
+        return f"; step {step} was under way{samples}"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from codescent.base.progress import Pages
 from codescent.launch.losses import LossCount
 
 
@@ -37,11 +38,13 @@ class LossPolicy:
         losses: ends the run if they are too many.
         spares: processes that wait for a place.
         fewer: a run whose ranks are too few goes on with this layout; None: it waits for all of them.
+        later: makes `fewer`, where only the ranks know the config, of the pages of this host.
     """
 
     losses: LossCount
     spares: int = 0
     fewer: Fewer | None = None
+    later: Callable[[Pages], Fewer] | None = None
 
 
 class Places:
@@ -69,6 +72,10 @@ class Places:
         self.urgent, self._next = 0, wanted
         self._hosts: dict[int, int] = {}
 
+    def settle(self, slots: Iterable[int], host: int) -> None:
+        """These processes are on this host. A host is known by its first rank."""
+        self._hosts |= dict.fromkeys(slots, host)
+
     def host_of(self, slot: int) -> int:
         """The host on which a process is. Host 0 is that of rank 0."""
         return self._hosts.get(slot, 0)
@@ -78,7 +85,7 @@ class Places:
         found = list(range(self._next, self._next + max(0, count)))
         self._next += len(found)
         self.waiting += found
-        self._hosts |= dict.fromkeys(found, host)
+        self.settle(found, host)
         return found
 
     def became_ready(self, slots: Iterable[int]) -> None:
@@ -104,8 +111,9 @@ class Places:
         layout = FewerRanks(self.wanted)
         if there < self.wanted and self.survive.fewer is not None and there:
             layout = self.survive.fewer(there) or layout
-        if there + len(self.waiting) < layout.ranks:
-            return False
+        every = [*living.values(), *self.ready, *self.waiting]
+        if len(every) < layout.ranks or all(map(self.host_of, every)):
+            return False  # or nobody is left where the others look for rank 0
         self._fill(living, layout)
         self.urgent = self.number
         return True
@@ -122,13 +130,19 @@ class Places:
         return True
 
     def _fill(self, living: Mapping[int, int], layout: FewerRanks) -> None:
-        """Ranks keep their numbers, where the layout has them. The others, then those that wait, fill the gaps."""
+        """Ranks keep their numbers, where the layout has them. The others, then those that wait, fill the gaps.
+
+        Then the ranks of a host get numbers that follow each other, from host 0 on: rank 0 stays where it is looked
+        for. Only a loss of ranks changes their numbers, if it leaves a gap that another host fills."""
         kept = {rank: slot for rank, slot in living.items() if rank < layout.ranks}
         more = [*(slot for rank, slot in living.items() if rank >= layout.ranks), *self.ready, *self.waiting]
+        if all(map(self.host_of, kept.values())):
+            more.sort(key=lambda slot: self.host_of(slot) > 0)
         for rank in range(layout.ranks):
             if rank not in kept:
                 kept[rank] = more.pop(0)
         self.ready = [slot for slot in more if slot not in self.waiting]
-        self.ranks, self.layout = [kept[rank] for rank in range(layout.ranks)], layout
+        self.ranks = sorted((kept[rank] for rank in range(layout.ranks)), key=self.host_of)
+        self.layout = layout
         self.waiting = [slot for slot in self.waiting if slot not in self.ranks]
         self.number += 1

@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Death:
+class ProcessDeath:
     """A process that has ended, and that the run may survive.
 
     Attributes:
@@ -30,6 +30,25 @@ class Death:
 
 
 @dataclass(frozen=True)
+class HostPlace:
+    """What a host brings to a run.
+
+    Attributes:
+        name: of the machine.
+        count: ranks that it has at first.
+        spares: processes that wait for a place, while all is well.
+    """
+
+    name: str
+    count: int
+    spares: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """As an object of JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
 class HostReport:
     """What a host says of its processes.
 
@@ -43,7 +62,7 @@ class HostReport:
         code: the exit code that follows from `failed`.
     """
 
-    deaths: tuple[Death, ...] = ()
+    deaths: tuple[ProcessDeath, ...] = ()
     ready: tuple[int, ...] = ()
     ends: bool = False
     step: int | None = None
@@ -58,7 +77,8 @@ class HostReport:
     @classmethod
     def of(cls, read: Mapping[str, Any]) -> HostReport:
         """From `to_json`. Raises TypeError, LookupError: it is another object."""
-        return cls(**{**read, "deaths": tuple(Death(**one) for one in read["deaths"]), "ready": tuple(read["ready"])})
+        deaths = tuple(ProcessDeath(**one) for one in read["deaths"])
+        return cls(**{**read, "deaths": deaths, "ready": tuple(read["ready"])})
 
 
 @dataclass(frozen=True)
@@ -75,6 +95,7 @@ class Orders:
         over: why the run ends, in words; "": it goes on, or has ended well.
         code: the exit code that follows from `over`.
         ends: whether ranks end, on any host.
+        done: the ranks of host 0 have ended, and all is well.
     """
 
     number: int = 0
@@ -86,6 +107,7 @@ class Orders:
     over: str = ""
     code: int = 0
     ends: bool = False
+    done: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """As an object of JSON."""

@@ -11,7 +11,7 @@ from typing import Protocol
 from codescent.base.call import Call
 from codescent.base.errors import UserError
 from codescent.launch.endings import Endings
-from codescent.launch.reports import Death, HostReport, Orders
+from codescent.launch.reports import HostReport, Orders, ProcessDeath
 from codescent.launch.roles import ended_by
 from codescent.launch.stacks import Stacks
 from codescent.launch.supervisor import Supervisor, where_of
@@ -25,7 +25,9 @@ WAITING_PAGES = 64
 
 
 class Deciding(Protocol):
-    """Who decides: on this host, or on another one."""
+    """Who decides: on this host, or on another one. `every_s`: seconds between two reports, at most."""
+
+    every_s: float
 
     def exchange(self, report: HostReport) -> Orders:
         """Say what the processes of this host do. Returns what it does now."""
@@ -77,7 +79,7 @@ class Survivors:
         self._processes: dict[int, Process] = {}  # by slot
         self._pages: dict[int, int] = {}  # of processes that wait for a place, by slot
         self._ranks: dict[int, int] = {}  # the slot of each rank of this host
-        self._deaths: dict[int, Death] = {}  # by slot
+        self._deaths: dict[int, ProcessDeath] = {}  # by slot
         self._unanswered = 0  # deaths of ranks for which there was no new call yet
         self.orders = Orders()
 
@@ -88,9 +90,14 @@ class Survivors:
         return [one for slot, one in self._processes.items() if slot not in placed and slot not in self._deaths]
 
     @property
+    def every_s(self) -> float:
+        """Seconds until `look` is to be called again, at most."""
+        return self._deciding.every_s
+
+    @property
     def is_needed(self) -> bool:
         """Whether this host takes part although none of its ranks runs."""
-        return not self.orders.over and (self._unanswered > 0 or not self._ranks)
+        return not (self.orders.over or self.orders.done) and (self._unanswered > 0 or not self._ranks)
 
     def look(self, lost: Mapping[int, int], *, ends: bool, failed: str = "", code: int = 0) -> Called | None:
         """Say what has happened, and do what is decided. Returns the ranks of this host, if they are others now.
@@ -143,7 +150,7 @@ class Survivors:
         if rank is not None:
             page = self._supervisor.pages.read(rank)
             where, step = where_of(page), page.step
-        self._deaths[slot] = Death(slot, process.pid, code, ending, where, step)
+        self._deaths[slot] = ProcessDeath(slot, process.pid, code, ending, where, step)
 
     def _begin(self, slot: int, orders: Orders) -> None:
         """Start a rank, as the user wants it; or a process that waits for a place, or has been given one already."""
@@ -157,7 +164,7 @@ class Survivors:
             self._processes[slot] = self._start(slot, said)
         except (UserError, OSError) as error:
             self._say(f"codescent: no process is started in place of one that has died: {error}")
-            self._deaths[slot] = Death(slot, 0, 1, "could not be started")
+            self._deaths[slot] = ProcessDeath(slot, 0, 1, "could not be started")
 
     def _as_wanted(self, new: Sequence[int]) -> Called | None:
         """The ranks of this host, if they were started just now, and none of them has another number."""

@@ -8,11 +8,10 @@ import statistics
 from codescent.base.errors import UserError
 from codescent.build.shrunk import shrunk
 from codescent.build.survival import copies, nothing_to_compare, short_deadlines, wrong_survival
-from codescent.config.load import flat
 from codescent.config.sections import Config
+from codescent.launch.layouts import layouts_of
 from codescent.launch.losses import LossCount
-from codescent.launch.places import FewerRanks, LossPolicy
-from codescent.planner.fits import fits_cluster
+from codescent.launch.places import LossPolicy
 from codescent.preflight import Checked, run_folder
 from codescent.record import RunFolder
 
@@ -44,17 +43,7 @@ def survive_of(checked: Checked, *, resume: bool) -> LossPolicy | None:
     losses = LossCount(keys.max_restarts, keys.restart_window_s, plan.work.global_batch_size)
     if keys.on_loss == "restart":
         return LossPolicy(losses, keys.spares)
-
-    def fewer(there: int) -> FewerRanks | None:
-        try:
-            found = shrunk(config, checked.vocab_size, ranks, there, fits_cluster(config))
-        except UserError:
-            return None
-        before = flat(config)
-        values = {key: value for key, value in flat(found.config).items() if before.get(key) != value}
-        return FewerRanks(found.ranks, values, found.notes)
-
-    return LossPolicy(losses, keys.spares, fewer)
+    return LossPolicy(losses, keys.spares, layouts_of(config, checked.vocab_size, ranks))
 
 
 def _step_s(config: Config) -> float:
