@@ -28,7 +28,9 @@ class Agents:
         said: a file for each start of an agent, with all that it printed.
     """
 
-    def __init__(self, place: Path, on_loss: str, *words: str, count: int = 2, spares: tuple[int, int] = (0, 0)) -> None:
+    def __init__(
+        self, place: Path, on_loss: str, *words: str, count: int = 2, spares: tuple[int, int] = (0, 0)
+    ) -> None:
         make_project(place)
         (place / "own_logger.py").write_text(SLOW_STEPS)
         self.place, self.folder, self.count, self.spares = place, place / "runs" / "a", count, spares

@@ -218,7 +218,7 @@ class Decider:
 class AloneDecider:
     """The decider of a run whose ranks are all on this host."""
 
-    every_s = LOOK_EVERY_S
+    every_s, port = LOOK_EVERY_S, 0
 
     def __init__(self, decider: Decider) -> None:
         self._decider = decider

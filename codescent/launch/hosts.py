@@ -74,13 +74,13 @@ class Hub:
         decider: of the run. Only `exchange` and `close` call it.
         listener: a socket, where the other agents look for this one.
         key: of the run.
-        port: where rank 0 serves the store.
+        store_port: where rank 0 serves the store.
     """
 
-    every_s = EVERY_S
+    every_s, port = EVERY_S, 0
 
-    def __init__(self, decider: Decider, listener: socket.socket, key: bytes, port: int) -> None:
-        self._decider, self._port = decider, port
+    def __init__(self, decider: Decider, listener: socket.socket, key: bytes, store_port: int) -> None:
+        self._decider, self._store_port = decider, store_port
         self._seats: dict[int, _Seat] = {}
         self._past: set[str] = set()  # sessions of agents that others have replaced
         self._lock = threading.Lock()
@@ -151,7 +151,7 @@ class Hub:
             seat.answer = self._answer(LOST if self._decider.is_lost(host) else self._decider.orders(host))
 
     def _answer(self, orders: Orders) -> dict[str, Any]:
-        return {"orders": orders.to_json(), "port": self._port}
+        return {"orders": orders.to_json(), "port": self._store_port}
 
 
 class Follower:

@@ -13,8 +13,6 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from codescent.base.call import SURVIVES
@@ -25,25 +23,22 @@ from codescent.base.output import new_line, warn
 from codescent.base.progress import ENDED, PROGRESS_FD, Pages, shared_memory
 from codescent.base.stopping import EXIT_FILE, SAVING, STOPPING, exit_code_of, reported
 from codescent.base.temporary_folder import TemporaryFolder
-from codescent.base.token import TOKEN, key_of
-from codescent.launch.decider import AloneDecider, Decider
+from codescent.base.token import TOKEN
+from codescent.launch.deciding import deciding
 from codescent.launch.endings import Endings
 from codescent.launch.environment import LATE, STORE_FD
 from codescent.launch.group import Group
 from codescent.launch.hang_record import HangRecord
-from codescent.launch.hosts import RUN as AGENTS
-from codescent.launch.hosts import Follower, Hub
 from codescent.launch.logs import tail
 from codescent.launch.memory_kills import evidence, is_suspected, memory_kills
 from codescent.launch.other_hosts import OtherHosts
 from codescent.launch.places import LossPolicy
 from codescent.launch.rank_output import RankOutput
-from codescent.launch.reports import HostPlace, ProcessDeath
 from codescent.launch.roles import Roles, die_with_parent, ended_by
 from codescent.launch.signals import SignalQueue
 from codescent.launch.stacks import Stacks
 from codescent.launch.supervisor import Stopped, Supervisor, host, where_of
-from codescent.launch.survivors import WAITING_PAGES, Deciding, Survivors
+from codescent.launch.survivors import WAITING_PAGES, Survivors
 from codescent.transport.sockets import listen_at
 
 LOOK_EVERY_S = 1.0
@@ -51,7 +46,6 @@ KEPT_COUNTS = 6  # counts of out-of-memory kills: one each LOOK_EVERY_S
 ANSWER_S = 3.0  # after a stop request: ranks that cannot run by then never stop, so all are killed
 SETTLE_S = 1.0  # time after a failure for other ranks to fail; the first failure is probably the cause
 STOP_S = 10.0  # time between SIGTERM and SIGKILL
-CONNECT_S = 3.0  # of one attempt to reach the agent of host 0
 REPEAT_S = 0.5  # a second SIGINT within this time is a repetition by a wrapper (make, uv)
 RUN_FAILED, USER_ERROR = 1, 2  # a Python crash also exits with 1, but prints a traceback
 STOP_SIGNALS = (*STOPPING, *SAVING)
@@ -213,33 +207,17 @@ class _Ranks:
 
     def _surviving(self, policy: LossPolicy, listener: socket.socket | None, hub: socket.socket | None) -> Survivors:
         """What goes on after losses. It starts the ranks. `listener`: of rank 0; `hub`: where other agents come."""
-        ranks = self._group
-        deciding = self._deciding(policy, hub)
+        ranks, served = self._group, None if hub is None else (hub, self._port)
+        decides = deciding(ranks, policy, self._supervisor, self._known_token(), served, _say)
 
         def start(slot: int, survives: str) -> subprocess.Popen[bytes]:
-            if isinstance(deciding, Follower):
-                self._port = deciding.port
+            self._port = decides.port or self._port
             if slot < ranks.world_size:
                 return self._start(slot, listener, survives=survives)
             return self._start(ranks.ranks[-1], None, survives=survives, log=f"start-{slot}.log", stacks=slot)
 
         own = self._supervisor, self._stacks, self._endings, start, _say
-        return Survivors(ranks.world_size, deciding, *own, lambda process: tail(self._paths[process.pid]))
-
-    def _deciding(self, policy: LossPolicy, hub: socket.socket | None) -> Deciding:
-        """Who decides after losses: this host, if it has rank 0."""
-        ranks, key = self._group, b"" if self._group.is_local else key_of(self._known_token(), AGENTS)
-        if ranks.first:
-            connect = partial(socket.create_connection, (ranks.address, ranks.port), CONNECT_S)
-            return Follower(ranks.first, HostPlace(host(), ranks.count, policy.spares), connect, key)
-        if policy.later is not None:
-            policy = replace(policy, fewer=policy.later(self._supervisor.pages))
-
-        def record(rank: int, death: ProcessDeath, of_host: str) -> None:
-            self._supervisor.record_crash(rank, death.pid, death.ending, death.step, of_host)
-
-        decider = Decider(ranks.world_size, policy, ranks.count, host(), _say, record)
-        return AloneDecider(decider) if hub is None else Hub(decider, hub, key, self._port)
+        return Survivors(ranks.world_size, decides, *own, lambda process: tail(self._paths[process.pid]))
 
     def _known_token(self) -> dict[str, str]:
         """The environment, with the token of the run."""

@@ -25,9 +25,15 @@ WAITING_PAGES = 64
 
 
 class Deciding(Protocol):
-    """Who decides: on this host, or on another one. `every_s`: seconds between two reports, at most."""
+    """Who decides: on this host, or on another one.
+
+    Attributes:
+        every_s: seconds between two reports, at most.
+        port: where rank 0 serves the store; 0: it is on this host.
+    """
 
     every_s: float
+    port: int
 
     def exchange(self, report: HostReport) -> Orders:
         """Say what the processes of this host do. Returns what it does now."""

@@ -38,7 +38,7 @@ def train_on(config: Config, this_rank: Rank, *, resume: bool, notes: Sequence[s
 
     least, _, page = os.environ.get(SURVIVES, "").partition(" ")
     pages = Pages.of(os.environ)
-    if not least or pages is None:
+    if not least or pages is None or config.survive.on_loss == "stop":  # an agent may know another config
         return train(config, this_rank, resume=resume, notes=notes)
     alarm, wanted = Alarm(pages), config
     number = int(least)
