@@ -11,6 +11,8 @@ from codescent.base.errors import RunFailed
 from codescent.launch.places import LossPolicy, Places
 from codescent.launch.reports import HostPlace, HostReport, Orders, ProcessDeath
 
+TOGETHER_S = 5.0
+"""Seconds in which processes that were started together join together: each growth costs the others a meeting."""
 LOOK_EVERY_S = 1.0
 """Seconds between two reports where all ranks are on this host: a death wakes it earlier."""
 
@@ -69,6 +71,7 @@ class Decider:
         for slot in range(count, wanted):  # nobody knows yet which hosts they have
             self.places.settle([slot], slot)
         self._known: set[int] = set()  # slots whose death has been handled
+        self._ready_s: float | None = None  # since when a process is ready to join
         self._over, self._code, self._done = "", 0, False
 
     def hear(self, host: int, report: HostReport) -> None:
@@ -119,7 +122,7 @@ class Decider:
         ends = any(host.report.ends for host in hosts)
         if not lost:
             self._fill_up()
-            if not ends and self.places.grows():
+            if not ends and self._may_grow() and self.places.grows():
                 self._say_notes()
             return None
         for rank, (host, death) in lost.items():
@@ -175,6 +178,14 @@ class Decider:
                 if not host.is_lost:
                     self._say(f"codescent: pid {death.pid}, which waited for a place, {death.ending}")
         return dict(sorted(found.items()))
+
+    def _may_grow(self) -> bool:
+        """Whether processes that are ready join now: those that were started with them are ready, too, or too late."""
+        if not self.places.ready:
+            self._ready_s = None
+            return False
+        self._ready_s = self._ready_s or self._clock()
+        return not self.places.waiting or self._clock() - self._ready_s > TOGETHER_S
 
     def _fill_up(self, *, after_loss: bool = False) -> None:
         """Have processes started where a host has fewer than it should. Those that die as they wait are replaced only

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from codescent.base.early import first_signal
 from codescent.base.errors import UserError
 from codescent.base.messages import detail
 from codescent.base.output import new_line, warn
+from codescent.base.page import Took
 from codescent.base.progress import ENDED, PROGRESS_FD, Pages, shared_memory
 from codescent.base.stopping import EXIT_FILE, SAVING, STOPPING, exit_code_of, reported
 from codescent.base.temporary_folder import TemporaryFolder
@@ -30,6 +31,7 @@ from codescent.launch.environment import LATE, STORE_FD
 from codescent.launch.group import Group
 from codescent.launch.hang_record import HangRecord
 from codescent.launch.logs import tail
+from codescent.launch.losses import LossCount
 from codescent.launch.memory_kills import evidence, is_suspected, memory_kills
 from codescent.launch.other_hosts import OtherHosts
 from codescent.launch.places import LossPolicy
@@ -145,7 +147,9 @@ class _Ranks:
         self._output, self._endings = RankOutput(), Endings()
         self._paths: dict[int, Path] = {}  # of the log of each process
         self._port = 0
-        self._restarts: Counter[int] = Counter()  # how often a rank was started again
+        self._losses: dict[int, LossCount] = {}  # of each worker of servers that has died
+        self._took: dict[int, Took] = {}  # what its page had then
+        self._late: set[int] = set()  # ranks that were started again, while the others went on
         self._joining: frozenset[int] = frozenset()  # ranks that the others let in at the end of a step
         self._ended: set[int] = set()
         self._failed: dict[int, int] = {}  # rank to return code, in order of detection
@@ -392,7 +396,7 @@ class _Ranks:
         self._name_killed()
         for rank in again:
             self._start_again(rank)
-        late = {*self._restarts, *self._joining} - self._ended
+        late = {*self._late, *self._joining} - self._ended
         over = bool(self._ended) or (self._survivors is not None and self._survivors.orders.done)
         if late and over and not self._stopping and len(late) + len(self._ended) == len(self._processes):
             self._end_late(late)
@@ -447,17 +451,20 @@ class _Ranks:
 
     def _start_again(self, rank: int) -> None:
         """Start a rank that has died, and without which the others go on, unless that was done often enough."""
-        if self._restarts[rank] == self._roles.restarts or self._failed or self._stop_signal is not None:
+        losses = self._losses.setdefault(rank, self._roles.losses())
+        if not losses.most or self._failed or self._stop_signal is not None:
             return
-        self._restarts[rank] += 1
-        number = f"{self._restarts[rank]} of {self._roles.restarts}"
+        page, before = self._supervisor.pages.read(rank), self._took.get(rank, Took())
+        self._took[rank] = page.took
+        if why := losses.add(time.monotonic(), step=page.step, progressed=page.took != before):
+            return _say(f"codescent: rank {rank} is not started again: {why}")
         try:
             self._processes[rank] = self._start(rank, None, late=True)
         except (UserError, OSError) as error:
-            _say(f"codescent: rank {rank} is not started again ({number}): {error}")
-            return
+            return _say(f"codescent: rank {rank} is not started again ({losses}): {error}")
         self._ended.discard(rank)
-        _say(f"codescent: rank {rank} is started again ({number}), as pid {self._processes[rank].pid}")
+        self._late.add(rank)
+        _say(f"codescent: rank {rank} is started again ({losses}), as pid {self._processes[rank].pid}")
 
     def _end_late(self, late: Collection[int]) -> None:
         """All others have ended: end the ranks that were started again, but too late to join them."""

@@ -50,7 +50,7 @@ def test_f2_a_rank_of_two_hosts_is_started_again(tmp_path: Path, stack: ExitStac
 
 def test_f8_a_host_is_lost_and_comes_back(tmp_path: Path, stack: ExitStack) -> None:
     """Fault: the others wait for a host that is gone; a host that comes back never joins; a step is there twice."""
-    words = ("train.num_steps=600", "checkpoint.every=50", "log.every=20")
+    words = ("train.num_steps=300", "checkpoint.every=50", "log.every=20")
     run = Agents(tmp_path, "shrink", *words)
     stack.callback(run.close)
     run.until(lambda: run.rows() > 12)
