@@ -48,7 +48,7 @@ EVERY_RUN = {
     *("parallel.average_every", "parallel.wire", "parallel.gossip", "parallel.servers"),
     *("checkpoint.every", "checkpoint.last", "checkpoint.keep_last", "profile.active"),
     *("checkpoint.asynchronous", "checkpoint.fall_back", "checkpoint.on_failed_save"),
-    *("survive.lease_s", "survive.on_divergence", "survive.on_loss", "survive.on_spike"),
+    *("survive.lease_s", "survive.on_divergence", "survive.on_loss", "survive.on_spike", "survive.restart_window_s"),
 }
 """Keys that every run reads, or that only need more ranks, or that are refused where they have no effect."""
 

@@ -1,4 +1,4 @@
-"""In: small programs as ranks that die, and may be started again. Out: they are, as often as `Roles.restarts` says.
+"""In: small programs as ranks that die, and may be started again. Out: they are, as often as `Roles.losses` says.
 Does not train: test_workers_come_again does."""
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from test_launch_local import Launch
 
 SETUP = """
 import functools
+from codescent.launch.losses import LossCount
 from codescent.launch.roles import Roles
-local.run_ranks = functools.partial(local.run_ranks, roles=Roles({{}}, frozenset({{1, 2}}), "go on", {restarts}))
+losses = functools.partial(LossCount, {restarts}, 3600.0, 0, "parallel.restarts", together_s=0.0)
+local.run_ranks = functools.partial(local.run_ranks, roles=Roles({{}}, frozenset({{1, 2}}), "go on", losses))
 """
 """What a process does before it starts ranks: ranks 1 and 2 are workers without which the run goes on."""
 
@@ -30,6 +32,8 @@ def train():
     write(f"life-{rank}-{life}", {**found, "port": os.environ["MASTER_PORT"]})
     own.at(4.5)
     own.come_again()
+    for _ in range(life + 1):
+        own.took(0.0, 1.0)
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 def end():
@@ -93,6 +97,28 @@ end()
     assert said.count("was killed by SIGKILL (9) in step 5: the others go on without it") == seen
     assert said.count(f"is started again ({starts} of {restarts})") == (starts > 0)
     assert [len(lives(run, rank)) for rank in (0, 2)] == [1, 1]
+
+
+def test_a_worker_that_does_no_step_is_started_twice_at_most(launch: Start) -> None:
+    """Fault: a worker that dies in the same step each time is started again as often as parallel.restarts says."""
+    program = """
+train() if rank != 1 else own.at(4.5)
+if rank == 1:
+    write(f"life-1-{life}", 1)
+    own.come_again()
+    die()
+if rank == 0:
+    wait_for("life-1-1")
+    wait_for("told")
+end()
+"""
+    run = launch(9, program)
+    run.until(lambda: len(lives(run, 1)) == 2)
+    run.let("told")
+    code, _, said = run.end()
+    assert code == 0, said
+    assert "rank 1 is not started again: 2 starts in a row lost ranks before they had done a step; step 5 was" in said
+    assert len(lives(run, 1)) == 2
 
 
 def test_a_process_that_fails_before_it_trains_ends_nothing(launch: Start) -> None:

@@ -60,10 +60,7 @@ def test_a_rank_that_is_started_again_gets_its_number() -> None:
     (slot,) = places.new_slots(1)
     places.after_loss([2])
     assert places.ranks == [0, 1, slot, 3]
-    assert places.call({number: 100 + number for number in range(5)}, is_urgent=True) == Call(
-        1, {100: 0, 101: 1, 104: 2, 103: 3}, {}, 1
-    )
-    places.taken()
+    assert (places.number, places.urgent) == (1, 1)
     assert (places.waiting, places.ready) == ([], [])
 
 
@@ -97,7 +94,6 @@ def test_a_spare_that_is_ready_comes_before_one_that_is_not() -> None:
     (new,) = places.new_slots(1)
     places.after_loss([0])
     assert places.ranks == [spare, 1]
-    places.taken()
     assert (places.waiting, places.ready) == ([new], [])
 
 

@@ -23,10 +23,11 @@ class Call:
 
     Attributes:
         number: counts the calls of a launch, from 1. 0: the processes take part as they were started.
-        places: the rank of each process that takes part, by process id. Others wait.
+        places: the rank of each process of this machine that takes part, by process id. Others wait.
         values: keys of the config, by "section.key", that differ from those of the user: another layout.
         urgent: the number of the last call that was made because ranks had died: what was under way then is given up.
             At another call the ranks come at the end of a step.
+        ranks: how many take part on all machines.
         notes: what the launcher has told the user of the layout; rank 0 records it.
     """
 
@@ -34,6 +35,7 @@ class Call:
     places: Mapping[int, int] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
     urgent: int = 0
+    ranks: int = 0
     notes: tuple[str, ...] = ()
 
     @property

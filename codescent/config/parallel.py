@@ -213,7 +213,10 @@ class Parallel(Section):
         only=GOSSIPS,
     )
     restarts: int = key(
-        0, "how often a worker of asynchronous servers that has died is started again, and joins the others", ge=0
+        0,
+        "how often a worker of asynchronous servers that has died is started again, within survive.restart_window_s; "
+        "no other rank waits for it",
+        ge=0,
     )
     timeout_s: float = key(600.0, "seconds that a rank waits for the others in a collective", gt=0, le=604_800)
     stopped_s: float | None = auto(

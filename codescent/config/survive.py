@@ -34,7 +34,9 @@ class Survive(Section):
     max_restarts: int = key(
         3, "the run ends at one more loss of ranks within survive.restart_window_s", ge=1, le=1000, only=RESTARTS
     )
-    restart_window_s: float = key(3600.0, "seconds in which losses are counted", gt=0, only=RESTARTS)
+    restart_window_s: float = key(
+        3600.0, "seconds in which losses of ranks are counted, also for parallel.restarts", gt=0
+    )
     spares: int = key(
         0,
         "processes that have imported torch and wait: one of them takes the place of a rank that dies",

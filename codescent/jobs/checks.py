@@ -13,7 +13,7 @@ from codescent.build import Began, needs_vocab_size, saved_plan, task_request
 from codescent.build.accept import changed
 from codescent.config import decided
 from codescent.config.sections import Config
-from codescent.jobs import counts, duration, ready, room, tested
+from codescent.jobs import counts, duration, ready, room, survival, tested
 from codescent.jobs.findings import Findings, Preflight
 from codescent.plan import Plan
 from codescent.planner.search.auto import layout_of
@@ -60,6 +60,7 @@ def _look_at_run(asked: Preflight, found: Findings, config: Config) -> None:
         found.refuse(error.problems)
     found.config = config if found.dataset is None else settled(config, found.dataset)
     _look_at_ranks(asked, found, found.config)
+    found.refuse(survival.problems(asked.target, found.config, found.plan))
     found.refuse_now(ready.folder(found.config, found.plan, found.dataset), asked)
     if found.plan is not None:
         found.refuse_now(room.disk(found.config, found.plan, asked.run), asked)

@@ -43,6 +43,8 @@ class Job:
         least_nodes: with which an elastic job begins; None: it is not elastic.
         restarts: how often torchrun starts all ranks again.
         times: how many jobs follow each other.
+        survives: words for the agents of a run that goes on after losses (survive.on_loss); none: it ends.
+        spares: processes of all hosts that wait for a place.
         saved_as: the file of the script; None: it is printed.
         does: what the script does, for its first comment.
         record: the folder in which a submitted job is written down; None: --submit is not given.
@@ -65,6 +67,8 @@ class Job:
     times: int = 1
     saved_as: Path | None = None
     record: Path | None = None
+    survives: tuple[str, ...] = ()
+    spares: int = 0
     does: str = "begins the run, and the same continues it."
 
     @property

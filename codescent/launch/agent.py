@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from codescent.base.cores import refuse_more_ranks
 from codescent.base.early import listen
 from codescent.base.errors import UserError
 from codescent.base.output import warn
+from codescent.base.progress import Pages
 from codescent.base.rank import LOOPBACK
 from codescent.base.reading import read_text
 from codescent.base.stopping import EXIT_FILE, SAVING, reported
@@ -24,6 +26,8 @@ from codescent.base.token import TOKEN, fresh
 from codescent.base.writing import open_new
 from codescent.launch.group import Group
 from codescent.launch.local import run_ranks
+from codescent.launch.losses import LossCount
+from codescent.launch.places import Fewer, LossPolicy
 
 SENT = {name: signal.Signals[f"SIG{name}"] for name in ("TERM", "INT", "HUP", "USR1", "USR2")}
 """What a line of the standard input asks for, with --follow."""
@@ -52,7 +56,7 @@ def main(words: Sequence[str] | None = None) -> int:
         if verb == "doctor":
             return _examine(asked.command, group, env)
         blocked = SAVING if verb == "train" else ()  # it listens to them from its first moment on
-        return run_ranks(asked.command, group, env, blocked=blocked, reports=True)
+        return run_ranks(asked.command, group, env, blocked=blocked, reports=True, survive=_policy(asked, group))
     except UserError as error:
         warn(*(f"error: {problem}" for problem in error.problems))
         return error.exit_code
@@ -72,6 +76,10 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
     add("--master", type=_endpoint, metavar="ADDRESS:PORT", help="where rank 0 listens")
     follow = "the first line of the standard input is the token, further ones are signals; its end is TERM"
     add("--follow", action="store_true", help=follow)
+    add("--on-loss", choices=("restart", "shrink"), help="what the run does if ranks die (survive.on_loss)")
+    add("--max-restarts", type=int, default=3, metavar="N", help="survive.max_restarts")
+    add("--restart-window", type=float, default=3600.0, metavar="SECONDS", help="survive.restart_window_s")
+    add("--spares", type=int, default=0, metavar="N", help="processes of this machine that wait for a place")
     add("command", nargs="+", help="the command of each rank, after --")
     asked = parser.parse_args(words)
     if asked.ranks < 1:
@@ -87,6 +95,21 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
             f"--first {asked.first}: with --ranks {asked.ranks} of {asked.world or asked.ranks} it is too high"
         )
     return asked
+
+
+def _policy(asked: argparse.Namespace, group: Group) -> LossPolicy | None:
+    """What the run does about losses; None: it ends. The ranks know its layouts: agents read no config."""
+    if asked.on_loss is None:
+        return None
+    losses = LossCount(asked.max_restarts, asked.restart_window, batch=0)
+    later = partial(_layouts, wanted=group.world_size) if asked.on_loss == "shrink" else None
+    return LossPolicy(losses, asked.spares, later=later)
+
+
+def _layouts(pages: Pages, wanted: int) -> Fewer:
+    from codescent.launch.layouts import layouts_of_folder  # noqa: PLC0415 - imports what only this policy needs
+
+    return layouts_of_folder(pages, wanted)
 
 
 def _verb(words: Sequence[str]) -> str:

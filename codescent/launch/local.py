@@ -11,9 +11,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from codescent.base.call import SURVIVES
@@ -21,28 +20,30 @@ from codescent.base.early import first_signal
 from codescent.base.errors import UserError
 from codescent.base.messages import detail
 from codescent.base.output import new_line, warn
+from codescent.base.page import Took
 from codescent.base.progress import ENDED, PROGRESS_FD, Pages, shared_memory
 from codescent.base.stopping import EXIT_FILE, SAVING, STOPPING, exit_code_of, reported
 from codescent.base.temporary_folder import TemporaryFolder
 from codescent.base.token import TOKEN
+from codescent.launch.deciding import deciding
 from codescent.launch.endings import Endings
 from codescent.launch.environment import LATE, STORE_FD
 from codescent.launch.group import Group
 from codescent.launch.hang_record import HangRecord
 from codescent.launch.logs import tail
+from codescent.launch.losses import LossCount
 from codescent.launch.memory_kills import evidence, is_suspected, memory_kills
 from codescent.launch.other_hosts import OtherHosts
-from codescent.launch.places import LossPolicy, Places
+from codescent.launch.places import LossPolicy
 from codescent.launch.rank_output import RankOutput
 from codescent.launch.roles import Roles, die_with_parent, ended_by
 from codescent.launch.signals import SignalQueue
 from codescent.launch.stacks import Stacks
 from codescent.launch.supervisor import Stopped, Supervisor, host, where_of
+from codescent.launch.survivors import WAITING_PAGES, Survivors
 from codescent.transport.sockets import listen_at
 
 LOOK_EVERY_S = 1.0
-EXTRA_PAGES = 64
-"""Pages of processes that wait for a place (survive.on_loss)."""
 KEPT_COUNTS = 6  # counts of out-of-memory kills: one each LOOK_EVERY_S
 ANSWER_S = 3.0  # after a stop request: ranks that cannot run by then never stop, so all are killed
 SETTLE_S = 1.0  # time after a failure for other ranks to fail; the first failure is probably the cause
@@ -134,21 +135,22 @@ class _Ranks:
         saves: bool,
         blocked: Collection[int],
     ) -> None:
-        self._blocked, self._places = blocked, None if survive is None else Places(group.count, survive)
+        self._blocked, self._policy = blocked, survive
+        self._survivors: Survivors | None = None
         self._roles, self._group = roles, group
         self._command, self._num_ranks = list(command), group.world_size
         self._env, self._does = {**env}, "save and stop" if saves else "stop"
-        self._progress = shared_memory(self._num_ranks + (EXTRA_PAGES if survive else 0))
+        self._progress = shared_memory(self._num_ranks + (WAITING_PAGES if survive else 0))
         self._stacks, self._stopped = Stacks(), stopped
         self._kills = deque([memory_kills()], maxlen=KEPT_COUNTS)  # a killed process ends some seconds later
         self._processes: dict[int, subprocess.Popen[bytes]] = {}  # by rank
-        self._slots: dict[int, subprocess.Popen[bytes]] = {}  # by number of the start: of ranks, and of those that wait
         self._output, self._endings = RankOutput(), Endings()
         self._paths: dict[int, Path] = {}  # of the log of each process
         self._port = 0
-        self._restarts: Counter[int] = Counter()  # how often a rank was started again
-        self._restarts_of_waiting = 0  # processes that died while they waited for a place
-        self._joining: set[int] = set()  # ranks that the others let in at the end of a step
+        self._losses: dict[int, LossCount] = {}  # of each worker of servers that has died
+        self._took: dict[int, Took] = {}  # what its page had then
+        self._late: set[int] = set()  # ranks that were started again, while the others went on
+        self._joining: frozenset[int] = frozenset()  # ranks that the others let in at the end of a step
         self._ended: set[int] = set()
         self._failed: dict[int, int] = {}  # rank to return code, in order of detection
         self._named = False  # whether the first rank that failed is named
@@ -158,7 +160,7 @@ class _Ranks:
         self._unsaved = False  # ranks that did not react to a stop request were killed
         self._stopping = False  # True: later exits of ranks are not failures
         self._stop_code = 0  # exit code of ranks that another process asked to stop
-        self._over = ""  # why the death of a rank has ended the run
+        self._over, self._over_code = "", 0  # why the death of a rank has ended the run
         self._halted: dict[int, str] = {}  # ranks that could not run when a rank failed, and why
         self._answer_s = math.inf  # time limit for ranks to react to a stop request
         self._look_s = 0.0
@@ -172,19 +174,24 @@ class _Ranks:
         self._logs, self._env = self._folder.path, {**self._env, **self._folder.mark}
         pages, is_whole = Pages.of({PROGRESS_FD: str(self._progress)}), self._group.is_local
         assert pages is not None
-        self._others = OtherHosts(pages, {**self._env, **({TOKEN: self._group.token} if self._group.token else {})})
+        self._others = OtherHosts(pages, self._known_token())
         known = self._stacks, HangRecord(pages, self._logs), self._others
         self._supervisor = Supervisor(pages, self._num_ranks, self._stopped, *known, is_whole=is_whole)
         sys.stdout.flush()  # rank 0 writes to the same stdout
         try:
-            listener = self._group.listen()
+            listener, hub = self._group.listen(), None
             if not (is_whole or self._group.first):
                 self._others.serve(listen_at(self._group.address, 0, self._num_ranks))
+                if self._policy is not None:  # the other agents know this port alone
+                    listener, hub = listen_at(self._group.address, 0, self._num_ranks), listener
             with listener or contextlib.nullcontext():
                 self._port = self._group.port if listener is None else listener.getsockname()[1]
-                for rank in self._group.ranks:
-                    self._start(rank, listener)
-            self._start_spares()
+                if self._policy is None:
+                    for rank in self._group.ranks:
+                        self._processes[rank] = self._start(rank, listener)
+                else:
+                    self._survivors = self._surviving(self._policy, listener, hub)
+                    self._survive({})
         except BaseException:
             self.__exit__()
             raise
@@ -192,42 +199,77 @@ class _Ranks:
 
     def __exit__(self, *_: object) -> None:
         running = [process for rank, process in self._processes.items() if rank not in self._ended]
-        for process in [*running, *self._waiting().values()]:
+        for process in [*running, *(self._survivors.waiting if self._survivors else ())]:
             _kill_group(process)
             self._endings.wait(process)
+        if self._survivors:
+            self._survivors.close()
         os.close(self._progress)
         self._stacks.close()
         self._others.close()
         self._folder.close(keep=self._crashed())
 
+    def _surviving(self, policy: LossPolicy, listener: socket.socket | None, hub: socket.socket | None) -> Survivors:
+        """What goes on after losses. It starts the ranks. `listener`: of rank 0; `hub`: where other agents come."""
+        ranks, served = self._group, None if hub is None else (hub, self._port)
+        decides = deciding(ranks, policy, self._supervisor, self._known_token(), served, _say)
+
+        def start(slot: int, survives: str) -> subprocess.Popen[bytes]:
+            self._port = decides.port or self._port
+            if slot < ranks.world_size:
+                return self._start(slot, listener, survives=survives)
+            return self._start(ranks.ranks[-1], None, survives=survives, log=f"start-{slot}.log", stacks=slot)
+
+        own = self._supervisor, self._stacks, self._endings, start, _say
+        return Survivors(ranks.world_size, decides, *own, lambda process: tail(self._paths[process.pid]))
+
+    def _known_token(self) -> dict[str, str]:
+        """The environment, with the token of the run."""
+        return {**self._env, **({TOKEN: self._group.token} if self._group.token else {})}
+
     def _start(
-        self, rank: int, listener: socket.socket | None, *, late: bool = False, slot: int | None = None
+        self,
+        rank: int,
+        listener: socket.socket | None,
+        *,
+        late: bool = False,
+        survives: str = "",
+        log: str = "",
+        stacks: int | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Start a rank. `listener`: for the store, which rank 0 serves. `late`: it has died, and starts again. `slot`:
-        of a process that waits for a place, and will be any rank."""
+        """Start a rank.
+
+        Args:
+            rank: its number.
+            listener: for the store, which rank 0 serves; None: others train already.
+            late: it has died, and starts again.
+            survives: see SURVIVES; "": a loss ends the run.
+            log: the name of its log; "": that of the rank.
+            stacks: the number of its file for stacks; None: that of the rank.
+        """
         env = self._group.environment(rank, self._port, self._env)
-        stacks, named = self._stacks.environment(rank if slot is None else slot)
-        passed = [self._progress, stacks]
+        file, named = self._stacks.environment(rank if stacks is None else stacks)
+        passed = [self._progress, file]
         env |= {PROGRESS_FD: str(self._progress), **named}
         if self._group.token:
             env[TOKEN] = self._group.token
-        if self._places is not None:
-            env[SURVIVES] = "0" if slot is None else f"{self._places.number + 1} {self._page_of(slot)}"
+        if survives:
+            env[SURVIVES] = survives
         if late:
             env[LATE] = "1"
         elif rank == 0 and listener is not None:
             passed.append(listener.fileno())
             env[STORE_FD] = str(listener.fileno())
-        path = self._logs / (f"rank-{rank}.log" if slot is None else f"start-{slot}.log")
-        with path.open("ab") as log:
+        path = self._logs / (log or f"rank-{rank}.log")
+        with path.open("ab") as output:
             before = signal.pthread_sigmask(signal.SIG_BLOCK, self._blocked)  # a process inherits the mask
             try:
                 process = subprocess.Popen(
                     self._command,
                     env=env,
                     stdin=subprocess.DEVNULL,
-                    stdout=log if rank and self._places is None else self._output.target,  # each may become rank 0
-                    stderr=log,
+                    stdout=output if rank and not survives else self._output.target,  # each may become rank 0
+                    stderr=output,
                     pass_fds=passed,
                     process_group=0,  # only this process receives the terminal's Ctrl-C, and forwards it
                     preexec_fn=die_with_parent(),
@@ -237,22 +279,21 @@ class _Ranks:
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._output.follow(process.stdout)
-        self._paths[process.pid], self._slots[rank if slot is None else slot] = path, process
-        if slot is None:
-            self._processes[rank] = process
-        detail(f"rank {rank} is process {process.pid}, its log {path}" if slot is None else f"{process.pid} waits")
+        self._paths[process.pid] = path
+        detail(f"{f'{process.pid} waits' if log else f'rank {rank} is process {process.pid}'}, its log {path}")
         return process
 
     @property
     def stopped(self) -> bool:
         """Whether the ranks have ended on request, by themselves."""
-        return not (self._failed or self._killed or self._unsaved)
+        return not (self._failed or self._killed or self._unsaved or self._over_code)
 
     def watch(self, queue: SignalQueue) -> int:
         """Wait until every rank has ended. Forward signals; stop all ranks when one fails. Returns the exit code."""
-        while len(self._ended) < self._group.count:
+        while len(self._ended) < len(self._processes) or (self._survivors and self._survivors.is_needed):
             next_s = self._escalation[0][0] if self._escalation else math.inf
-            for number in queue.wait(min(next_s - time.monotonic(), LOOK_EVERY_S)):
+            every_s = self._survivors.every_s if self._survivors else LOOK_EVERY_S
+            for number in queue.wait(min(next_s - time.monotonic(), every_s)):
                 self._on_signal(number)
             self._collect()
             self._look()
@@ -267,6 +308,8 @@ class _Ranks:
             return (code or RUN_FAILED) if code >= 0 else 128 - code
         if self._unsaved and self._stop_signal in SAVING:
             return 128 + signal.SIGKILL  # LATER would say that the run is saved
+        if self._over_code:
+            return self._over_code
         return self._stop_code if self._stop_signal is None else exit_code_of(self._stop_signal)
 
     def _look(self) -> None:
@@ -338,7 +381,7 @@ class _Ranks:
             if code > 0 and code in CLEAN_STOPS and self._supervisor.has_ended(rank):  # another process asked for it
                 self._stop_code = code
                 continue
-            if self._places is not None and self._is_survived(rank, code, lost):
+            if self._survivors and self._is_survived(rank, code, lost):
                 lost[rank] = code
                 continue
             if not self._failed:
@@ -348,13 +391,14 @@ class _Ranks:
                 met = self._supervisor.meets(rank)
                 self._over = self._roles.over(rank, 128 - code, living, met=met)
             self._failed[rank] = code
-        if self._places is not None:
-            self._survive(lost, self._places)
+        if self._survivors:
+            self._survive(lost)
         self._name_killed()
         for rank in again:
             self._start_again(rank)
-        late = {*self._restarts, *self._joining} - self._ended
-        if late and not self._stopping and len(late) + len(self._ended) == self._group.count:
+        late = {*self._late, *self._joining} - self._ended
+        over = bool(self._ended) or (self._survivors is not None and self._survivors.orders.done)
+        if late and over and not self._stopping and len(late) + len(self._ended) == len(self._processes):
             self._end_late(late)
 
     def _stop_others(self) -> None:
@@ -369,94 +413,30 @@ class _Ranks:
         ends = bool(self._failed or have_ended or self._stop_signal is not None)
         return not (ends or self._gave_reason(rank, code))
 
-    def _survive(self, lost: Mapping[int, int], places: Places) -> None:
-        """Ranks have died, or processes that wait for a place, or some of these are ready: call all ranks together."""
-        for slot, process in self._waiting().items():
-            if (code := self._endings.code(process)) is not None:
-                places.forget(slot)
-                self._restarts_of_waiting += 1
-                _say(tail(self._paths[process.pid]))
-                _say(f"codescent: pid {process.pid}, which waited for a place, has ended with exit code {code}")
-                if self._restarts_of_waiting <= places.survive.losses.most:
-                    self._start_spares(lost)
-        places.became_ready(slot for slot in [*places.waiting] if self._is_ready(slot))
-        if not lost:
-            over = self._stopping or self._stop_signal is not None or self._ended
-            if not over and not any(map(self._supervisor.has_ended, self._processes)) and places.grows():
-                self._call(places, is_urgent=False)
-            return
-        if self._failed:  # another rank has an error of its own: its message counts
+    def _survive(self, lost: Mapping[int, int]) -> None:
+        """Ranks have died, or processes that wait for a place, or some of these are ready: do what is decided."""
+        assert self._survivors is not None
+        if self._over:
             return self._failed.update(lost)
-        pages = [self._supervisor.pages.read(rank) for rank in self._processes]
-        step = max((page.step for page in pages if page.position and page.step is not None), default=None)
-        progressed, losses = any(page.took.steps for page in pages), places.survive.losses
-        for rank, code in lost.items():
-            self._say_lost(rank, ended_by(code) if code < 0 else f"ended with exit code {code}")
-        if why := losses.add(time.monotonic(), step=step, progressed=progressed):
-            self._over, self._failed, self._named = f"the run ends: {why}", {**lost}, True
+        if self._failed:  # another rank has an error of its own: its message counts
+            self._failed.update(lost)
+            culprit = self._culprit()
+            who = f"rank {culprit} of {self._num_ranks} on {host()} {self._ending(culprit)}: see its message"
+            code = self._failed[culprit]
+            self._survivors.look({}, ends=True, failed=who, code=(code or RUN_FAILED) if code >= 0 else 128 - code)
+            return None
+        has_ended = bool(self._ended.difference(lost)) or any(map(self._supervisor.has_ended, self._processes))
+        ends = self._stopping or self._stop_signal is not None or has_ended
+        called = self._survivors.look(lost, ends=ends)
+        orders = self._survivors.orders
+        if orders.over:
+            self._over, self._over_code, self._failed, self._named = orders.over, orders.code, {**lost}, True
             return self._stop_others()
-        self._ended -= set(lost)
-        self._start_spares(lost)
-        if not places.after_loss(lost):
-            self._over, self._failed, self._named = "the run ends: no process can be started", {**lost}, True
-            return self._stop_others()
-        self._call(places, is_urgent=True)
-        _say(f"codescent: start {losses.count + 1}, with {len(places.ranks)} of {places.wanted} ranks")
-
-    def _say_lost(self, rank: int, ending: str) -> None:
-        """Name a rank that has died, and that the run survives."""
-        process, page = self._processes[rank], self._supervisor.pages.read(rank)
-        _say(tail(self._log(rank)) if (process.returncode or 0) > 0 else "")
-        who = f"rank {rank} of {self._num_ranks} ({self._roles.of(rank)}pid {process.pid} on {host()})"
-        _say(f"codescent: {who} {ending} {where_of(page)}")
-        self._supervisor.record_crash(rank, process.pid, ending)
-
-    def _start_spares(self, lost: Collection[int] = ()) -> None:
-        """Start processes that wait for a place: as many as are missing of the ranks and the spares that are wanted."""
-        if (places := self._places) is None:
-            return
-        there = len(places.ranks) - len(lost) + len(places.waiting) + len(places.ready)
-        for _ in range(places.wanted + places.survive.spares - there):
-            (slot,) = places.new_slots(1)
-            self._supervisor.pages.clear(self._page_of(slot))
-            try:
-                self._start(places.wanted - 1, None, slot=slot)
-            except (UserError, OSError) as error:
-                places.forget(slot)
-                return _say(f"codescent: no process is started in place of one that has died: {error}")
-
-    def _call(self, places: Places, *, is_urgent: bool) -> None:
-        """Give each process its place, and tell all of them."""
-        before, pages = self._num_ranks, self._supervisor.pages
-        for rank in range(max(before, len(places.ranks)) if is_urgent else 0):
-            pages.clear(rank)
-        took_part = {*self._processes.values()}
-        self._processes = {rank: self._slots[slot] for rank, slot in enumerate(places.ranks)}
-        self._joining = {rank for rank, one in self._processes.items() if not (is_urgent or one in took_part)}
-        self._ended.clear()
-        self._num_ranks = len(places.ranks)
-        self._group = replace(self._group, count=self._num_ranks)
-        self._stacks.renumber(places.ranks)
-        self._supervisor.begin_anew(self._num_ranks)
-        pages.call = places.call({slot: process.pid for slot, process in self._slots.items()}, is_urgent=is_urgent)
-        places.taken()
-        for note in places.layout.notes:
-            _say(f"codescent: {note}")
-
-    def _waiting(self) -> dict[int, subprocess.Popen[bytes]]:
-        """The processes without a rank, by slot."""
-        if self._places is None:
-            return {}
-        return {slot: self._slots[slot] for slot in (*self._places.waiting, *self._places.ready)}
-
-    def _page_of(self, slot: int) -> int:
-        """The page on which a process beats that waits for a place: behind those of the ranks that the user wants."""
-        assert self._places is not None
-        return self._places.wanted + slot % EXTRA_PAGES
-
-    def _is_ready(self, slot: int) -> bool:
-        """Whether a process that waits has imported what a rank needs."""
-        return self._supervisor.pages.read(self._page_of(slot)).beat_s > 0
+        if called is not None:
+            self._processes, self._joining = {**called.processes}, called.joining
+            self._num_ranks = called.ranks
+            self._ended.clear()
+        return None
 
     def _name_killed(self) -> None:
         """Name the first rank that a signal has killed, at once: the others may take seconds to end."""
@@ -471,17 +451,20 @@ class _Ranks:
 
     def _start_again(self, rank: int) -> None:
         """Start a rank that has died, and without which the others go on, unless that was done often enough."""
-        if self._restarts[rank] == self._roles.restarts or self._failed or self._stop_signal is not None:
+        losses = self._losses.setdefault(rank, self._roles.losses())
+        if not losses.most or self._failed or self._stop_signal is not None:
             return
-        self._restarts[rank] += 1
-        number = f"{self._restarts[rank]} of {self._roles.restarts}"
+        page, before = self._supervisor.pages.read(rank), self._took.get(rank, Took())
+        self._took[rank] = page.took
+        if why := losses.add(time.monotonic(), step=page.step, progressed=page.took != before):
+            return _say(f"codescent: rank {rank} is not started again: {why}")
         try:
-            self._start(rank, None, late=True)
+            self._processes[rank] = self._start(rank, None, late=True)
         except (UserError, OSError) as error:
-            _say(f"codescent: rank {rank} is not started again ({number}): {error}")
-            return
+            return _say(f"codescent: rank {rank} is not started again ({losses}): {error}")
         self._ended.discard(rank)
-        _say(f"codescent: rank {rank} is started again ({number}), as pid {self._processes[rank].pid}")
+        self._late.add(rank)
+        _say(f"codescent: rank {rank} is started again ({losses}), as pid {self._processes[rank].pid}")
 
     def _end_late(self, late: Collection[int]) -> None:
         """All others have ended: end the ranks that were started again, but too late to join them."""
@@ -544,8 +527,11 @@ class _Ranks:
         if self._killed:
             _say("codescent: the ranks were killed")
         elif not self._failed:
-            first = self._group.first
-            if self._processes[first].returncode >= 0:  # after a signal the log only says "interrupted"
+            _say(f"codescent: {self._over}" if self._over else "")
+            first = min(self._processes, default=None)
+            if (
+                first is not None and (self._processes[first].returncode or 0) >= 0
+            ):  # after a signal the log only says "interrupted"
                 _say(tail(self._log(first)))
         else:
             culprit = self._culprit()
@@ -558,7 +544,7 @@ class _Ranks:
             _say(f"codescent: rank {culprit} of {self._num_ranks} ({self._roles.of(culprit)}pid {pid}) {ending}")
             if after := [f"rank {rank} {self._ending(rank)}" for rank in self._failed if rank != culprit]:
                 _say(f"codescent: probably as a consequence: {'; '.join(after)}")
-            self._supervisor.record_crash(culprit, pid, ending)
+            self._supervisor.record_crash(culprit, pid, ending, self._supervisor.pages.read(culprit).step)
             _say(f"codescent: the output of each rank is in {self._logs}")
             _say(f"codescent: {self._over}" if self._over else "")
             if self._failed[culprit] == -signal.SIGKILL and is_suspected(ending):

@@ -15,18 +15,22 @@ IDLE_STARTS = 2
 
 @dataclass
 class LossCount:
-    """What a run does about ranks that die.
+    """How often ranks are started again that have died: all ranks of a run together, or one worker of servers.
 
     Attributes:
         most: losses within `window_s` after which the run goes on (survive.max_restarts).
         window_s: survive.restart_window_s.
-        batch: samples of a step, for the message.
+        batch: samples of a step, for the message; 0: not known.
+        key: of the config, that says `most`.
+        together_s: deaths within so many seconds are one loss; 0: of one worker each is one.
         count: of all losses after which the run went on.
     """
 
     most: int
     window_s: float
     batch: int
+    key: str = "survive.max_restarts"
+    together_s: float = TOGETHER_S
     count: int = 0
     _times: deque[float] = field(default_factory=deque)
     _idle: int = 0
@@ -40,7 +44,7 @@ class LossCount:
             step: that was under way, from 1; None: none was.
             progressed: a step was done since the ranks met.
         """
-        if now_s - self._counted_s < TOGETHER_S:
+        if now_s - self._counted_s < self.together_s:
             return ""
         self._counted_s = now_s
         self._idle = 0 if progressed else self._idle + 1
@@ -50,12 +54,16 @@ class LossCount:
             return f"{IDLE_STARTS} starts in a row lost ranks before they had done a step{self._at(step)}"
         if len(self._times) >= self.most:
             more = f"it is one loss of ranks more within {self.window_s:g} s"
-            return f"survive.max_restarts = {self.most}: {more}{self._at(step)}"
+            return f"{self.key} = {self.most}: {more}{self._at(step)}"
         self._times.append(now_s)
         self.count += 1
         return ""
 
+    def __str__(self) -> str:
+        return f"{len(self._times)} of {self.most}"
+
     def _at(self, step: int | None) -> str:
         if step is None:
             return ""
-        return f"; step {step} was under way, with samples {(step - 1) * self.batch + 1} to {step * self.batch}"
+        samples = f", with samples {(step - 1) * self.batch + 1} to {step * self.batch}" if self.batch else ""
+        return f"; step {step} was under way{samples}"

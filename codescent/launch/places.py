@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from codescent.base.call import Call
+from codescent.base.progress import Pages
 from codescent.launch.losses import LossCount
 
 
@@ -40,11 +40,13 @@ class LossPolicy:
         losses: ends the run if they are too many.
         spares: processes that wait for a place.
         fewer: a run whose ranks are too few goes on with this layout; None: it waits for all of them.
+        later: makes `fewer`, where only the ranks know the config, of the pages of this host.
     """
 
     losses: LossCount
     spares: int = 0
     fewer: Fewer | None = None
+    later: Callable[[Pages], Fewer] | None = None
 
 
 class Places:
@@ -59,6 +61,7 @@ class Places:
         waiting: slots without a rank that have to be waited for: they have just been started.
         ready: slots without a rank that can take one.
         number: of the last call.
+        urgent: the number of the last call that was made because ranks had died.
         layout: of the ranks now.
     """
 
@@ -68,13 +71,23 @@ class Places:
         self.waiting: list[int] = []
         self.ready: list[int] = []
         self.number, self.layout = 0, FewerRanks(wanted)
-        self._next, self._urgent = wanted, 0
+        self.urgent, self._next = 0, wanted
+        self._hosts: dict[int, int] = {}
 
-    def new_slots(self, count: int) -> list[int]:
-        """Slots of so many processes that are started now, and wait for a place."""
-        found = list(range(self._next, self._next + count))
-        self._next += count
+    def settle(self, slots: Iterable[int], host: int) -> None:
+        """These processes are on this host. A host is known by its first rank."""
+        self._hosts |= dict.fromkeys(slots, host)
+
+    def host_of(self, slot: int) -> int:
+        """The host on which a process is. Host 0 is that of rank 0."""
+        return self._hosts.get(slot, 0)
+
+    def new_slots(self, count: int, host: int = 0) -> list[int]:
+        """Slots of so many processes that are started now on a host, and wait for a place."""
+        found = list(range(self._next, self._next + max(0, count)))
+        self._next += len(found)
         self.waiting += found
+        self.settle(found, host)
         return found
 
     def became_ready(self, slots: Iterable[int]) -> None:
@@ -100,9 +113,11 @@ class Places:
         layout = FewerRanks(self.wanted)
         if there < self.wanted and self.survive.fewer is not None and there:
             layout = self.survive.fewer(there) or layout
-        if there + len(self.waiting) < layout.ranks:
-            return False
+        every = [*living.values(), *self.ready, *self.waiting]
+        if len(every) < layout.ranks or all(map(self.host_of, every)):
+            return False  # or nobody is left where the others look for rank 0
         self._fill(living, layout)
+        self.urgent = self.number
         return True
 
     def grows(self) -> bool:
@@ -119,15 +134,21 @@ class Places:
     def _fill(self, living: Mapping[int, int], layout: FewerRanks) -> None:
         """Ranks keep their numbers, where the layout has them. The others, then those that wait, fill the gaps.
 
-        Of ranks without a place nothing is taken. So where some must wait, a copy of a part comes after all parts."""
+        Of ranks without a place nothing is taken. So where some must wait, a copy of a part comes after all parts.
+        Then the ranks of a host get numbers that follow each other, from host 0 on: rank 0 stays where it is looked
+        for. Only a loss of ranks changes their numbers, if it leaves a gap that another host fills."""
         living = self._holders_first(living, layout.ranks)
         kept = {rank: slot for rank, slot in [*living.items()][: layout.ranks] if rank < layout.ranks}
         more = [*(slot for rank, slot in living.items() if rank not in kept), *self.ready, *self.waiting]
+        if all(map(self.host_of, kept.values())):
+            more.sort(key=lambda slot: self.host_of(slot) > 0)
         for rank in range(layout.ranks):
             if rank not in kept:
                 kept[rank] = more.pop(0)
         self.ready = [slot for slot in more if slot not in self.waiting]
-        self.ranks, self.layout = [kept[rank] for rank in range(layout.ranks)], layout
+        self.ranks = sorted((kept[rank] for rank in range(layout.ranks)), key=self.host_of)
+        self.layout = layout
+        self.waiting = [slot for slot in self.waiting if slot not in self.ranks]
         self.number += 1
 
     def _holders_first(self, living: Mapping[int, int], places: int) -> Mapping[int, int]:
@@ -142,13 +163,3 @@ class Places:
             first.setdefault(layout.parts[rank], rank)
         order = sorted(living, key=lambda rank: (rank not in first.values(), rank))
         return {rank: living[rank] for rank in order}
-
-    def call(self, pids: Mapping[int, int], *, is_urgent: bool) -> Call:
-        """The call that tells the processes. `pids`: process id by slot."""
-        places = {pids[slot]: rank for rank, slot in enumerate(self.ranks)}
-        self._urgent = self.number if is_urgent else self._urgent
-        return Call(self.number, places, self.layout.values, self._urgent, self.layout.notes)
-
-    def taken(self) -> None:
-        """The processes that were given a place do not wait any more."""
-        self.waiting = [slot for slot in self.waiting if slot not in self.ranks]

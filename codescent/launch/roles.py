@@ -4,13 +4,21 @@ Does not start or watch ranks (local.py does)."""
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import signal
 import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
+from codescent.launch.losses import LossCount
+
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def _never() -> LossCount:
+    """No rank is started again."""
+    return LossCount(0, math.inf, 0)
 
 
 @dataclass(frozen=True)
@@ -20,14 +28,14 @@ class Roles:
     Attributes:
         names: of some ranks, such as "server 0".
         spare: ranks without which the run goes on, once they have begun to train.
-        restarts: how often a spare rank that has died is started again.
+        losses: makes the count of the losses of one spare rank, which says how often it is started again.
         resume: the command that goes on with the run after it has ended; "": all ranks are alike, and nothing is said.
     """
 
     names: Mapping[int, str] = field(default_factory=dict)
     spare: frozenset[int] = frozenset()
     resume: str = ""
-    restarts: int = 0
+    losses: Callable[[], LossCount] = _never
 
     def of(self, rank: int) -> str:
         """The name of a rank and a comma, if it has one."""

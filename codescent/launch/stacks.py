@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -53,9 +53,9 @@ class Stacks:
             self._slots[slot] = self._files[slot] = file_of_memory(f"codescent stacks {slot}")
         return self._slots[slot], {STACKS_FD: named(self._slots[slot])}
 
-    def renumber(self, slots: Sequence[int]) -> None:
-        """From now on the ranks are the processes of these slots, in order."""
-        self._files = {rank: self._slots[slot] for rank, slot in enumerate(slots)}
+    def renumber(self, slots: Mapping[int, int]) -> None:
+        """From now on the ranks are the processes of these slots."""
+        self._files = {rank: self._slots[slot] for rank, slot in slots.items()}
 
     def adopt(self, rank: int, pid: int, descriptor: int, inode: int) -> None:
         """The file that a rank has made itself, which this process has not started."""

@@ -94,7 +94,7 @@ class _RanksOfHost:
                 why = found if is_suspected(found) else ": it was killed, or the script left"
                 how = f"has ended {where_of(page)}, without an error of its own{why}"
                 warn(f"codescent: rank {rank} of {self.pages.ranks} (pid {pid} on {host()}) {how}")
-                self.supervisor.record_crash(rank, pid, how)
+                self.supervisor.record_crash(rank, pid, how, page.step)
 
 
 if __name__ == "__main__":

@@ -136,11 +136,11 @@ class Supervisor:
         """Whether a rank is in collectives with all others, between two segments of work that is given out."""
         return self.pages.read(rank).meets > 0
 
-    def record_crash(self, rank: int, pid: int, ending: str) -> None:
-        """Record a rank that has died, as an event of the run. `ending`: how, in words."""
+    def record_crash(self, rank: int, pid: int, ending: str, step: int | None, of_host: str | None = None) -> None:
+        """Record a rank that has died, as an event of the run. `ending`: how, in words. `of_host`: None: this one."""
         if self._record is not None:
-            step = self.pages.read(rank).step
-            self._record.event("crash", rank=rank, host=host(), process=pid, step=step, ending=ending)
+            where = {"host": of_host or host(), "process": pid}
+            self._record.event("crash", rank=rank, **where, step=step, ending=ending)
 
     def _hang(self, running: Mapping[int, int], now_s: float) -> list[str]:
         """The page of a verdict, if no rank has moved for longer than each may."""

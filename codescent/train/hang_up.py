@@ -70,7 +70,7 @@ class Alarm:
         while (call := self._pages.call).number < least or (call.number and pid not in call.places):
             self.call, self.held, had_place = call, None, False  # the others go on, and soon this step is an old one
             time.sleep(LOOK_EVERY_S)
-        self.call, self._is_alone = call, len(call.places) == 1
+        self.call, self._is_alone = call, call.ranks == 1
         wait_without_limit(not (call.is_urgent or had_place))  # for the end of a step of the others
         return call
 

@@ -46,7 +46,7 @@ def train_on(config: Config, this_rank: Rank, *, resume: bool, notes: Sequence[s
 
     least, _, page = os.environ.get(SURVIVES, "").partition(" ")
     pages = Pages.of(os.environ)
-    if not least or pages is None:
+    if not least or pages is None or config.survive.on_loss == "stop":  # an agent may know another config
         return train(config, this_rank, resume=resume, notes=notes)
     alarm, wanted = Alarm(pages), config
     gc.freeze()  # what was imported stays: without it, a collection takes a tenth of the time
@@ -92,9 +92,15 @@ def _wait_for_a_place(pages: Pages, page: int) -> None:
 
 def _placed(this_rank: Rank, call: Call) -> Rank:
     """This process as a rank of a call."""
-    rank, ranks = call.places[os.getpid()], len(call.places)
+    rank, here = call.places[os.getpid()], sorted(call.places.values())
     return replace(
-        this_rank, rank=rank, local_rank=rank, world_size=ranks, local_world_size=ranks, store_fd=None, late=False
+        this_rank,
+        rank=rank,
+        local_rank=here.index(rank),
+        world_size=call.ranks,
+        local_world_size=len(here),
+        store_fd=None,
+        late=False,
     )
 
 

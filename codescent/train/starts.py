@@ -34,21 +34,20 @@ UNBEGUN = "unbegun.json"
 
 def refuse_restarts(config: Config, world: World) -> None:
     """Raise UserError if nobody would start a rank again that the config wants to be started again."""
-    wanted: list[str] = []
+    problems: list[str] = []
+    by = f", and {world.this_rank.launcher} has started this one" if world.this_rank.launcher else ""
     if config.parallel.restarts and world.pages is None:
-        wanted.append(f"parallel.restarts = {config.parallel.restarts}")
-    if config.survive.on_loss != "stop" and SURVIVES not in os.environ:
-        wanted.append(f'survive.on_loss = "{config.survive.on_loss}"')
-    if wanted:
-        by = f", and {world.this_rank.launcher} has started this one" if world.this_rank.launcher else ""
-        defaults = {"parallel.restarts": 0, "survive.on_loss": "stop"}
-        raise UserError(
-            *(
-                f"{one}: only `codescent train --ranks` starts ranks of its machine again{by}; "
-                f"set {(key := one.partition(' ')[0])} to {defaults[key]}"
-                for one in wanted
-            )
+        problems.append(
+            f"parallel.restarts = {config.parallel.restarts}: only `codescent train --ranks` starts ranks of its "
+            f"machine again{by}; set parallel.restarts to 0"
         )
+    if config.survive.on_loss != "stop" and SURVIVES not in os.environ:
+        problems.append(
+            f'survive.on_loss = "{config.survive.on_loss}": only `codescent train --ranks`, and the agents of '
+            f"`codescent launch --to ssh`, start ranks again{by}; set survive.on_loss to stop"
+        )
+    if problems:
+        raise UserError(*problems)
 
 
 def refuse_idle(folder: RunFolder | None, world: World) -> None:

@@ -6,13 +6,12 @@ from __future__ import annotations
 import statistics
 
 from codescent.base.errors import UserError
-from codescent.build.shrunk import shrunk
 from codescent.build.survival import copies, nothing_to_compare, short_deadlines, wrong_survival
-from codescent.config.load import flat
 from codescent.config.sections import Config
+from codescent.jobs.survival import why_not_smaller
+from codescent.launch.layouts import layouts_of
 from codescent.launch.losses import LossCount
-from codescent.launch.places import FewerRanks, LossPolicy
-from codescent.planner.fits import fits_cluster
+from codescent.launch.places import LossPolicy
 from codescent.preflight import Checked, run_folder
 from codescent.record import RunFolder
 
@@ -33,7 +32,7 @@ def survive_of(checked: Checked, *, resume: bool) -> LossPolicy | None:
         keys,
         save_every=config.checkpoint.every,
         lost_whole=min(copies(plan), default=1) > 1,
-        smaller=_why_not_smaller(checked) if keys.on_loss == "shrink" else "",
+        smaller=why_not_smaller(config, checked.vocab_size, ranks),
     )
     deadlines = {"parallel.stopped_s": config.parallel.stopped_s, "parallel.timeout_s": config.parallel.timeout_s}
     step_s = _step_s(config) if resume else 0.0
@@ -44,17 +43,7 @@ def survive_of(checked: Checked, *, resume: bool) -> LossPolicy | None:
     losses = LossCount(keys.max_restarts, keys.restart_window_s, plan.work.global_batch_size)
     if keys.on_loss == "restart":
         return LossPolicy(losses, keys.spares)
-
-    def fewer(there: int) -> FewerRanks | None:
-        try:
-            found = shrunk(config, checked.vocab_size, ranks, there, fits_cluster(config))
-        except UserError:
-            return None
-        before = flat(config)
-        values = {key: value for key, value in flat(found.config).items() if before.get(key) != value}
-        return FewerRanks(found.ranks, values, found.notes, found.parts)
-
-    return LossPolicy(losses, keys.spares, fewer)
+    return LossPolicy(losses, keys.spares, layouts_of(config, checked.vocab_size, ranks))
 
 
 def _step_s(config: Config) -> float:
@@ -67,15 +56,3 @@ def notes_of(checked: Checked) -> list[str]:
     """Sentences on keys that do nothing in this run."""
     said = nothing_to_compare(checked.config.train.check_every, checked.plan)
     return [said] if said else []
-
-
-def _why_not_smaller(checked: Checked) -> str:
-    """Why there is no layout with one rank less; "": there is one."""
-    ranks = checked.plan.world_size
-    if ranks == 1:
-        return "the run has one rank"
-    try:
-        shrunk(checked.config, checked.vocab_size, ranks, ranks - 1)
-    except UserError as error:
-        return str(error)
-    return ""

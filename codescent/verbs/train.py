@@ -34,6 +34,7 @@ from codescent.config.toml_file import loads
 from codescent.launch.allocator import needs_restart, tuned_environment, with_expandable_segments
 from codescent.launch.environment import read
 from codescent.launch.local import run_ranks
+from codescent.launch.losses import LossCount
 from codescent.launch.roles import Roles
 from codescent.launch.supervisor import Stopped
 from codescent.models import generates
@@ -240,7 +241,15 @@ def _roles(plan: Plan, config: Config) -> Roles:
     names = {rank: f"server {index}" for index, rank in enumerate(plan.servers)} if plan.layout.server_ranks else {}
     spare = frozenset(range(1, plan.mesh.world_size) if plan.layout.can_lose_workers else ())
     resume = resume_command(run_folder(config)) if plan.layout.served else ""
-    return Roles(names, spare, resume, config.parallel.restarts)
+    losses = partial(
+        LossCount,
+        config.parallel.restarts,
+        config.survive.restart_window_s,
+        plan.work.global_batch_size,
+        "parallel.restarts",
+        together_s=0.0,
+    )
+    return Roles(names, spare, resume, losses)
 
 
 def _of_memory(config: Config, rank: int) -> list[str]:
