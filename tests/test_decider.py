@@ -75,6 +75,24 @@ def test_a_rank_is_started_again_on_its_own_host() -> None:
     assert run.crashes == [(2, "b")]
 
 
+def test_nobody_imports_torch_while_the_others_meet() -> None:
+    """Fault: the process in place of a dead rank, for which nobody waits, takes the processor of the ranks that go on
+    with fewer, until they have a step; or it is never started where they have none."""
+    run = Run(4, fewer=(3,))
+    run.reports[0] = replace(run.reports[0], progressed=False)
+    run.die(0, 1)
+    assert (run.orders().ranks, run.orders().slots) == ((0, 3, 2), (0, 3, 2))
+    run.reports[0] = replace(run.reports[0], progressed=True)
+    run.look()
+    assert run.orders().slots == (0, 3, 2, 4)
+    run = Run(4, fewer=(3,))
+    run.reports[0] = replace(run.reports[0], progressed=False)
+    run.die(0, 1)
+    for _ in range(6):
+        run.look()
+    assert 4 in run.orders().slots
+
+
 def test_ranks_of_a_host_follow_each_other() -> None:
     """Fault: after a loss rank 0 is on a host where nobody looks for it, or the ranks of a host are torn apart."""
     run = Run(2, 2, fewer=(3,))

@@ -3,6 +3,7 @@ Starts and ends no process (survivors.py does, on each host) and sends nothing (
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,9 @@ from codescent.launch.reports import HostPlace, HostReport, Orders, ProcessDeath
 
 TOGETHER_S = 5.0
 """Seconds in which processes that were started together join together: each growth costs the others a meeting."""
+HOLD_S = 10.0
+"""After a loss, seconds in which no process is started that nobody waits for. Importing torch takes a processor that the
+others need, to meet anew; they are faster on most machines. Their first step ends it, too."""
 LOOK_EVERY_S = 1.0
 """Seconds between two reports where all ranks are on this host: a death wakes it earlier."""
 
@@ -72,6 +76,7 @@ class Decider:
             self.places.settle([slot], slot)
         self._known: set[int] = set()  # slots whose death has been handled
         self._ready_s: float | None = None  # since when a process is ready to join
+        self._lost_s = -math.inf  # when ranks were lost last
         self._over, self._code, self._done = "", 0, False
 
     def hear(self, host: int, report: HostReport) -> None:
@@ -120,8 +125,10 @@ class Decider:
         if self._over:
             return None
         ends = any(host.report.ends for host in hosts)
+        progressed = any(host.report.progressed for host in hosts)
         if not lost:
-            self._fill_up()
+            if progressed or self._clock() - self._lost_s > HOLD_S:
+                self._fill_up()
             if not ends and self._may_grow() and self.places.grows():
                 self._say_notes()
             return None
@@ -135,12 +142,13 @@ class Decider:
         if ends:
             return self._end("the run ends: ranks were lost while others had ended", code)
         step = max((host.report.step for host in hosts if host.report.step is not None), default=None)
-        progressed = any(host.report.progressed for host in hosts)
         if why := self._policy.losses.add(self._clock(), step=step, progressed=progressed):
             return self._end(f"the run ends: {why}", code)
-        self._fill_up(after_loss=True)
+        self._lost_s = self._clock()
         if not self.places.after_loss(lost):
-            return self._end(f"the run ends: {self._why_too_few()}", code)
+            self._fill_up(after_loss=True)
+            if not self.places.after_loss(lost):
+                return self._end(f"the run ends: {self._why_too_few()}", code)
         self._say_notes()
         ranks, wanted = len(self.places.ranks), self.places.wanted
         self._say(f"codescent: start {self._policy.losses.count + 1}, with {ranks} of {wanted} ranks")
