@@ -15,8 +15,8 @@ from codescent.launch.reports import HostPlace, HostReport, Orders, ProcessDeath
 TOGETHER_S = 5.0
 """Seconds in which processes that were started together join together: each growth costs the others a meeting."""
 HOLD_S = 10.0
-"""After a loss, seconds in which no process is started that nobody waits for. Importing torch takes a processor that the
-others need, to meet anew; they are faster on most machines. Their first step ends it, too."""
+"""After a loss, seconds in which no process is started that nobody waits for. Importing torch would take a processor
+that the others need to meet anew. Their first step ends it, too."""
 LOOK_EVERY_S = 1.0
 """Seconds between two reports where all ranks are on this host: a death wakes it earlier."""
 
