@@ -239,6 +239,35 @@ def test_f4_f7_an_agent_that_is_killed_ends_the_run(
 
 
 @pytest.mark.slow
+def test_f8_the_script_brings_a_lost_host_back(
+    project: Path, capsys: pytest.CaptureFixture[str], made: hosts.Hosts
+) -> None:
+    """Fault: with survive.on_loss a host whose agent is killed ends the script, or its agent is never started again."""
+    words = [*LONG, "train.global_batch_size=6", "survive.on_loss=shrink", "checkpoint.every=200"]
+    process = started(script_of([*words, "--to", "ssh", *TWO], capsys), project)
+    trains(project, process)
+    folder = RunFolder.open(project / "runs" / "hosts")
+
+    def until(*kinds: str) -> None:
+        end_s = time.monotonic() + 100
+        while [event["kind"] for event in folder.read_events() if event["kind"] in ("resume", "regroup")] != [*kinds]:
+            assert time.monotonic() < end_s, folder.read_events()
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.1)
+
+    (agent,) = [pid for pid in marked.agents(project) if pid in on(made, 1)]
+    os.kill(agent, signal.SIGKILL)
+    until("resume")
+    until("resume", "regroup", "resume")
+    process.send_signal(signal.SIGUSR1)
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 75, out + err
+    assert "host1 is lost: its agent has ended" in err
+    assert "host1 is there again" in err
+    marked.wait_for_none(lambda: marked.ranks(project))
+
+
+@pytest.mark.slow
 def test_f4_a_rank_0_that_is_killed_ends_the_run(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     process = started(script_of([*LONG, "--to", "ssh", *TWO], capsys), project)
     trains(project, process)

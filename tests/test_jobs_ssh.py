@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from runs import make_project
 from scripts import script_of
 
 SSH = """#!/bin/bash
@@ -146,3 +147,48 @@ def test_agents_see_the_end_of_a_script_that_is_killed(capsys: pytest.CaptureFix
     wait_for(lambda: all(Path(f"got-{host}").exists() for host in "ab"))
     assert Path("got-a").read_text() == Path("got-b").read_text() == "the end"
     script.communicate(timeout=60)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("programs")
+def test_the_agent_of_a_lost_host_is_started_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fault: a host that is lost ends the script, or never comes back; or the exit code is not that of host 0."""
+    make_project(tmp_path)
+    words = [
+        "run.toml",
+        "train.global_batch_size=12",
+        "survive.on_loss=restart",
+        "survive.spares=3",
+        "checkpoint.every=5",
+    ]
+    Path("script").write_text(script_of([*words, "--to", "ssh", "--hosts", "a:2,b:1"], capsys))
+    Path("does-a").write_text("waits 75")
+    Path("does-b").write_text("ends 7")
+    script = subprocess.Popen(["bash", "script"], text=True, stdout=-1, stderr=-1, process_group=0)
+    wait_for(lambda: Path("ready-b").exists() and Path("ready-a").exists())
+    Path("does-b").write_text("waits 75")
+    wait_for(lambda: Path("words-b").read_text().count("--follow") == 2)
+    assert script.poll() is None
+    (token,) = {*Path("token-a").read_text().split(), *Path("token-b").read_text().split()}
+    assert len(token) == 64
+    losses = ["--on-loss", "restart", "--max-restarts", "3", "--restart-window", "3600", "--spares"]
+    found = [Path(f"words-{host}").read_text().split()[9:17] for host in "ab"]
+    assert found == [[*losses, "2"], [*losses, "1"]]
+    wait_for(lambda: Path("token-b").read_text().count("\n") == 2)
+    script.send_signal(signal.SIGUSR1)
+    assert (*script.communicate(timeout=60), script.returncode) == ("", "", 75)
+    assert Path("got-a").read_text() == Path("got-b").read_text() == "USR1\n"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("programs")
+def test_where_host_0_has_ended_the_others_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fault: the script waits for hosts that wait for host 0, or starts them again."""
+    make_project(tmp_path)
+    words = ["run.toml", "train.global_batch_size=12", "survive.on_loss=restart", "checkpoint.every=5"]
+    Path("script").write_text(script_of([*words, "--to", "ssh", "--hosts", "a:1,b:1"], capsys))
+    Path("does-a").write_text("ends 3")
+    Path("does-b").write_text("waits 1")
+    script = subprocess.Popen(["bash", "script"], text=True, stdout=-1, stderr=-1, process_group=0)
+    assert (*script.communicate(timeout=60), script.returncode) == ("", "", 3)
+    assert Path("got-b").read_text() == "TERM\n"

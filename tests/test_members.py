@@ -50,6 +50,19 @@ def members(clock: Clock) -> Members:
     return Members(2, LIMIT_S, clock)
 
 
+def test_a_rank_of_another_call_keeps_nobody_from_meeting(clock: Clock) -> None:
+    """Fault: a rank of a host that was taken for lost has another number of ranks, and ends the run by this dispute."""
+    members = Members(2, LIMIT_S, clock, meets_anew=True, call=1)
+    of_before, first, other = Process(members, 2, 3), Process(members, 0), Process(members, 1)
+    first.head["call"] = other.head["call"] = 1
+    assert "refused" in of_before.ask()
+    assert first.ask() == {"list": 0, "missing": [1], "came": 1}
+    other.ask()
+    first.ask()
+    other.ask()
+    assert (first.ask(), other.ask()) == ({"met": True}, {"met": True})
+
+
 def test_ranks_meet_when_all_are_there_and_have_agreed(members: Members) -> None:
     first, other = Process(members, 0), Process(members, 1)
     assert first.ask() == {"list": 0, "missing": [1], "came": 1}

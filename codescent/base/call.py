@@ -64,6 +64,7 @@ class CalledAnew(Exception):
 
 _is_over: Callable[[bool], bool] | None = None  # of this process: whether there is a newer call than it follows
 _waits_without_limit = False
+_followed = 0  # the number of the call by which this process has its rank
 
 
 def follow_calls(is_over: Callable[[bool], bool] | None) -> None:
@@ -79,6 +80,17 @@ def raise_if_called(*, agreed: bool = False) -> None:
     """
     if _is_over is not None and _is_over(agreed):
         raise CalledAnew("the ranks are called together anew")
+
+
+def take_rank_by(number: int) -> None:
+    """This process has its rank by the call of this number."""
+    global _followed
+    _followed = number
+
+
+def followed_call() -> int:
+    """See `take_rank_by`. Ranks of one call meet; those of another one have other numbers."""
+    return _followed
 
 
 def wait_without_limit(whether: bool) -> None:

@@ -17,7 +17,6 @@ from codescent.base.cores import refuse_more_ranks
 from codescent.base.early import listen
 from codescent.base.errors import UserError
 from codescent.base.output import warn
-from codescent.base.progress import Pages
 from codescent.base.rank import LOOPBACK
 from codescent.base.reading import read_text
 from codescent.base.stopping import EXIT_FILE, SAVING, reported
@@ -27,7 +26,8 @@ from codescent.base.writing import open_new
 from codescent.launch.group import Group
 from codescent.launch.local import run_ranks
 from codescent.launch.losses import LossCount
-from codescent.launch.places import Fewer, LossPolicy
+from codescent.launch.places import LossPolicy
+from codescent.launch.run_layouts import layouts_of_run
 
 SENT = {name: signal.Signals[f"SIG{name}"] for name in ("TERM", "INT", "HUP", "USR1", "USR2")}
 """What a line of the standard input asks for, with --follow."""
@@ -102,14 +102,8 @@ def _policy(asked: argparse.Namespace, group: Group) -> LossPolicy | None:
     if asked.on_loss is None:
         return None
     losses = LossCount(asked.max_restarts, asked.restart_window, batch=0)
-    later = partial(_layouts, wanted=group.world_size) if asked.on_loss == "shrink" else None
+    later = partial(layouts_of_run, wanted=group.world_size, say=warn) if asked.on_loss == "shrink" else None
     return LossPolicy(losses, asked.spares, later=later)
-
-
-def _layouts(pages: Pages, wanted: int) -> Fewer:
-    from codescent.launch.layouts import layouts_of_folder  # noqa: PLC0415 - imports what only this policy needs
-
-    return layouts_of_folder(pages, wanted)
 
 
 def _verb(words: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from functools import partial
 from codescent.base.token import key_of
 from codescent.launch.decider import AloneDecider, Decider
 from codescent.launch.group import Group
-from codescent.launch.hosts import RUN, Follower, Hub
+from codescent.launch.hosts import RUN, AgentHub, Follower
 from codescent.launch.places import LossPolicy
 from codescent.launch.reports import HostPlace, ProcessDeath
 from codescent.launch.supervisor import Supervisor, host
@@ -52,4 +52,4 @@ def deciding(
     if hub is None:
         return AloneDecider(decider)
     listener, port = hub
-    return Hub(decider, listener, key_of(env, RUN), port)
+    return AgentHub(decider, listener, key_of(env, RUN), port)

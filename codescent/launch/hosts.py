@@ -24,8 +24,9 @@ RUN = "agents"
 """Of the key of the run, for these messages."""
 EVERY_S = 0.1
 """Seconds between two reports of a host."""
-SILENT_S = 10.0
-"""A host that has said nothing for so long is lost. An agent that hears nothing for so long ends its ranks."""
+ALONE_S, SILENT_S = 10.0, 12.0
+"""An agent that hears nothing for so long ends its ranks. A host that says nothing for so long is lost: it is later, so
+that ranks of a host that was cut off have ended when the others meet."""
 AGAIN_S = 2.0
 """An agent whose connection has ended has so long for another one."""
 COME_S = 300.0
@@ -64,10 +65,11 @@ class _Seat:
 LOST = Orders(
     over="host 0 has taken this host for lost: its ranks end, and others go on; started again, it may join them",
     code=RunFailed.exit_code,
+    kills=True,
 )
 
 
-class Hub:
+class AgentHub:
     """Host 0: the agents of the other hosts report here, and get their orders.
 
     Args:
@@ -183,7 +185,8 @@ class Follower:
             orders, silent_s = self._orders, time.monotonic() - self._heard_s
             if silent_s > self._limit_s and not (orders.over or orders.done):
                 said = f"the agent of host 0, which has rank 0, has not answered for {silent_s:.0f} s{self._why}"
-                self._orders = orders = Orders(over=f"the run ends here: {said}", code=RunFailed.exit_code)
+                over = f"the run ends here: {said}"
+                self._orders = orders = Orders(over=over, code=RunFailed.exit_code, kills=True)
             return orders
 
     def close(self) -> None:
@@ -214,7 +217,7 @@ class Follower:
                 self._heard_s = time.monotonic()
                 if "orders" in answer and not self._orders.over:
                     self._orders, self.port = Orders.of(answer["orders"]), int(answer["port"])
-                    self._limit_s = SILENT_S
+                    self._limit_s = ALONE_S
             if is_last:
                 return
             self._closed.wait(EVERY_S)

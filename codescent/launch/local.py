@@ -147,7 +147,7 @@ class _Ranks:
         self._output, self._endings = RankOutput(), Endings()
         self._paths: dict[int, Path] = {}  # of the log of each process
         self._port = 0
-        self._losses: dict[int, LossCount] = {}  # of each worker of servers that has died
+        self._losses: dict[int, LossCount] = {}  # of each rank that has died, and that the run can lose
         self._took: dict[int, Took] = {}  # what its page had then
         self._late: set[int] = set()  # ranks that were started again, while the others went on
         self._joining: frozenset[int] = frozenset()  # ranks that the others let in at the end of a step
@@ -431,7 +431,11 @@ class _Ranks:
         orders = self._survivors.orders
         if orders.over:
             self._over, self._over_code, self._failed, self._named = orders.over, orders.code, {**lost}, True
-            return self._stop_others()
+            self._stop_others()
+            if orders.kills:
+                self._stopping = True
+                self._send(signal.SIGKILL)
+            return None
         if called is not None:
             self._processes, self._joining = {**called.processes}, called.joining
             self._num_ranks = called.ranks

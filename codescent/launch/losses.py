@@ -15,14 +15,14 @@ IDLE_STARTS = 2
 
 @dataclass
 class LossCount:
-    """How often ranks are started again that have died: all ranks of a run together, or one worker of servers.
+    """How often ranks are started again that have died: all ranks of a run together, or one that the run can lose.
 
     Attributes:
         most: losses within `window_s` after which the run goes on (survive.max_restarts).
         window_s: survive.restart_window_s.
         batch: samples of a step, for the message; 0: not known.
         key: of the config, that says `most`.
-        together_s: deaths within so many seconds are one loss; 0: of one worker each is one.
+        together_s: deaths within so many seconds are one loss; 0: each death of one rank is one.
         count: of all losses after which the run went on.
     """
 

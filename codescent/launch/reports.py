@@ -96,6 +96,7 @@ class Orders:
         code: the exit code that follows from `over`.
         ends: whether ranks end, on any host.
         done: the ranks of host 0 have ended, and all is well.
+        kills: with `over`: the ranks of this host end at once, as others may go on without them.
     """
 
     number: int = 0
@@ -108,6 +109,7 @@ class Orders:
     code: int = 0
     ends: bool = False
     done: bool = False
+    kills: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """As an object of JSON."""

@@ -48,11 +48,20 @@ class Members:
         limit_s: seconds from now until rank 0 gives up.
         clock: time.monotonic, except in tests.
         meets_anew: a rank that is lost, or loses others, meets all of them anew: nobody goes on without it.
+        call: the number of the launcher's call by which rank 0 has its rank. Who follows another one has another number
+            of ranks, or is on a host that was taken for lost.
     """
 
     def __init__(
-        self, ranks: int, limit_s: float, clock: Callable[[], float] = time.monotonic, *, meets_anew: bool = False
+        self,
+        ranks: int,
+        limit_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        meets_anew: bool = False,
+        call: int = 0,
     ) -> None:
+        self._call = call
         self._ranks, self._limit_s, self._clock, self._meets_anew = ranks, limit_s, clock, meets_anew
         self._end_s = clock() + limit_s
         self._asking: dict[str, _Applicant] = {}  # by fresh number
@@ -73,6 +82,8 @@ class Members:
         number = str(head["number"])
         if self._met:
             return self._answer_late(number, bool(head.get("late")))
+        if int(head.get("call", 0)) != self._call:
+            return {"refused": f"rank 0 follows call {self._call} of its launcher"}
         if "failed" in head:
             who = f"rank {head['rank']} (pid {head['pid']} on {head['host']})"
             self._failed[int(head["rank"])] = who, self._clock()

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from codescent.base import token
-from codescent.base.call import SURVIVES, raise_if_called, waits_without_limit
+from codescent.base.call import SURVIVES, followed_call, raise_if_called, waits_without_limit
 from codescent.base.early import may_end, raise_if_asked, raise_if_signalled
 from codescent.base.errors import UserError
 from codescent.base.output import warn
@@ -62,6 +62,7 @@ def about(this_rank: Rank) -> dict[str, Any]:
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "late": this_rank.late,
+        "call": followed_call(),
         "agrees": 0,
     }
 
@@ -103,7 +104,8 @@ class Search:
         this_rank, (address, port) = self._this_rank, listener.getsockname()[:2]
         if address == EVERY:
             self._own = LOOPBACK if is_local(this_rank) else outward(this_rank)
-        self._members = Members(this_rank.world_size, self._seconds, meets_anew=SURVIVES in os.environ)
+        meets_anew, call = SURVIVES in os.environ, followed_call()
+        self._members = Members(this_rank.world_size, self._seconds, meets_anew=meets_anew, call=call)
         self.server = StoreServer(listener, self.key, self._members)
         self._where = lambda: ([LOOPBACK if self._own else address], port)
         if agent is not None:

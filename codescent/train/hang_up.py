@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from codescent.base.call import Call, CalledAnew, follow_calls, wait_without_limit
+from codescent.base.call import Call, CalledAnew, follow_calls, take_rank_by, wait_without_limit
 from codescent.base.ending import is_failing
 from codescent.base.errors import RunFailed
 from codescent.base.progress import PREPARATION, OwnPage, Pages
@@ -71,6 +71,7 @@ class Alarm:
             self.call, self.held, had_place = call, None, False  # the others go on, and soon this step is an old one
             time.sleep(LOOK_EVERY_S)
         self.call, self._is_alone = call, call.ranks == 1
+        take_rank_by(call.number)
         wait_without_limit(not (call.is_urgent or had_place))  # for the end of a step of the others
         return call
 
@@ -78,6 +79,7 @@ class Alarm:
         """End the thread."""
         self._over, Alarm.current = True, None
         follow_calls(None)
+        take_rank_by(0)
         stop_when_called(None)
 
     @property

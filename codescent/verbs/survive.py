@@ -8,8 +8,8 @@ import statistics
 from codescent.base.errors import UserError
 from codescent.build.survival import copies, nothing_to_compare, short_deadlines, wrong_survival
 from codescent.config.sections import Config
+from codescent.jobs.layouts import layouts_of
 from codescent.jobs.survival import why_not_smaller
-from codescent.launch.layouts import layouts_of
 from codescent.launch.losses import LossCount
 from codescent.launch.places import LossPolicy
 from codescent.preflight import Checked, run_folder

@@ -3,6 +3,8 @@ The hosts are agents of this machine (agents.py). test_decider.py tests who take
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -100,3 +102,22 @@ def test_f4_host_0_is_lost(tmp_path: Path, stack: ExitStack) -> None:
     assert run.hosts[1].returncode == 1, run.all_said()
     assert "the run ends here: the agent of host 0, which has rank 0, has not answered" in run.said[1].read_text()
     assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_host_that_stands_still_is_lost_and_ends_by_itself(tmp_path: Path, stack: ExitStack) -> None:
+    """Fault: ranks whose agent is stopped live on, and keep the others from meeting; or the agent goes on later."""
+    run = Agents(tmp_path, "shrink", "train.num_steps=400", count=1)
+    stack.callback(run.close)
+    run.until(lambda: run.rows() > 12)
+    os.kill(run.hosts[1].pid, signal.SIGSTOP)
+    try:
+        run.until(lambda: bool(run.events("resume")))
+        rows = run.rows()
+        run.until(lambda: run.rows() > rows + 5)
+    finally:
+        os.kill(run.hosts[1].pid, signal.SIGCONT)
+    run.end()
+    assert [one.returncode for one in run.hosts] == [0, 1], run.all_said()
+    assert "is lost: it was silent for 12 s" in run.said[0].read_text()
+    said = run.said[1].read_text()
+    assert "has taken this host for lost" in said or "which has rank 0, has not answered for" in said

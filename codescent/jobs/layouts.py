@@ -1,13 +1,14 @@
-"""In: the config of a run, or its folder. Out: for each number of ranks that are left, the largest layout for them.
-Does not know who is left (decider.py does)."""
+"""In: the config of a run. Out: for a number of ranks that are left, the largest layout for them.
+As a program it answers an agent (launch/run_layouts.py), which imports no model: a request and the answer are JSON."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
+import sys
+from dataclasses import asdict
 
 from codescent.base.errors import UserError
-from codescent.base.progress import Pages
-from codescent.build import saved_plan
+from codescent.build.saved import plan_of
 from codescent.build.shrunk import shrunk
 from codescent.config.load import flat
 from codescent.config.sections import Config
@@ -15,7 +16,6 @@ from codescent.config.toml_file import loads
 from codescent.launch.places import Fewer, FewerRanks
 from codescent.planner.fits import fits_cluster
 from codescent.planner.search.space import SEARCHED
-from codescent.record import RunFolder
 
 CHOSEN = ("parallel.layout", *SEARCHED)
 """Keys that a rank would choose anew for another number of ranks, where the user leaves them open."""
@@ -42,21 +42,15 @@ def layouts_of(config: Config, vocab_size: int | None, wanted: int) -> Fewer:
     return fewer
 
 
-def layouts_of_folder(pages: Pages, wanted: int) -> Fewer:
-    """The same of a run that only its ranks know. Before its first step there is none: its folder may be incomplete.
+def main() -> int:
+    """Answer one request: the texts of a run folder, the ranks that are wanted, and those that are there."""
+    asked = json.load(sys.stdin)
+    config = Config.model_validate(loads(asked["config"]))
+    vocab_size = plan_of(asked["plan"]).model.vocab_size or None
+    found = layouts_of(config, vocab_size, asked["wanted"])(asked["there"])
+    print(json.dumps(None if found is None else asdict(found), default=str))
+    return 0
 
-    `pages`: of the ranks of this host; they have the path of the run folder.
-    """
-    known: list[Fewer] = []  # by the first config of this start: later ones have fewer ranks
 
-    def fewer(there: int) -> FewerRanks | None:
-        if not known and pages.folder and any(pages.read(rank).position > 0 for rank in range(wanted)):
-            try:
-                folder = RunFolder.open(Path(pages.folder))
-                config = Config.model_validate(loads(folder.config_text))
-                known.append(layouts_of(config, saved_plan(folder).model.vocab_size or None, wanted))
-            except UserError:  # the ranks read the folder, too, and say what is wrong
-                return None
-        return known[0](there) if known else None
-
-    return fewer
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""In: the pages of a run that only its ranks know. Out: its layouts for fewer ranks, as another process finds them.
+Does not find a layout (jobs/layouts.py does): an agent imports no model and no strategy."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from codescent.base.errors import UserError
+from codescent.base.progress import Pages
+from codescent.launch.places import Fewer, FewerRanks
+from codescent.record import RunFolder
+
+PROGRAM = "codescent.jobs.layouts"
+ANSWER_S = 60.0
+"""Seconds in which the process answers: it imports all models and strategies."""
+
+
+def layouts_of_run(pages: Pages, wanted: int, say: Callable[[str], None]) -> Fewer:
+    """The layouts of a run for fewer ranks. Before its first step there is none: its folder may be incomplete.
+
+    Args:
+        pages: of the ranks of this host; they have the path of the run folder.
+        wanted: the number of ranks that the user wants.
+        say: prints why there is none.
+    """
+    began: dict[str, Any] = {}  # the first config and plan of this start: later ones have fewer ranks
+
+    def fewer(there: int) -> FewerRanks | None:
+        if not began and pages.folder and any(pages.read(rank).position > 0 for rank in range(wanted)):
+            try:
+                folder = RunFolder.open(Path(pages.folder))
+            except UserError as error:
+                say(f"codescent: no layout for fewer ranks is known: {error}")
+                return None
+            began.update(config=folder.config_text, plan=folder.plan, wanted=wanted)
+        return _asked({**began, "there": there}, say) if began else None
+
+    return fewer
+
+
+def _asked(request: dict[str, Any], say: Callable[[str], None]) -> FewerRanks | None:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", PROGRAM],
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            timeout=ANSWER_S,
+            check=True,
+        )
+        found = json.loads(done.stdout)
+        return None if found is None else FewerRanks(found["ranks"], found["values"], tuple(found["notes"]))
+    except subprocess.CalledProcessError as error:
+        say(f"{error.stderr}codescent: no layout for fewer ranks is found")
+    except (subprocess.TimeoutExpired, OSError, ValueError, LookupError, TypeError) as error:
+        say(f"codescent: no layout for fewer ranks is found: {error}")
+    return None
