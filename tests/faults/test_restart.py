@@ -86,6 +86,7 @@ def test_a_loss_before_the_first_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(("section", "rank"), [("save", 0), ("save", 1), ("validation", 0), ("validation", 1)])
 def test_a_loss_during_a_save_or_a_validation(tmp_path: Path, section: str, rank: int) -> None:
     """Fault: half a checkpoint is taken for a whole one, a validation is missing or there twice, or the others wait."""

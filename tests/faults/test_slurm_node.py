@@ -96,6 +96,7 @@ def test_f19_a_node_that_is_cut_off_writes_nothing_while_its_job_goes_on_elsewhe
     host_ranks.cut(cluster.hosts, CUT)
     cut_at = steps_done(project)
     cluster.wait(lambda: cluster.field(job, "Restarts") == "1", "the requeue", 120)
+    assert of_host(cluster, project) == [orphan], "it lives while the job begins again"
     cluster.wait(lambda: len(writers(project)) == 2, "the next start", TIMEOUT_S + 90)
     if stands_still:
         assert of_host(cluster, project) == [orphan]
@@ -107,6 +108,7 @@ def test_f19_a_node_that_is_cut_off_writes_nothing_while_its_job_goes_on_elsewhe
     assert cluster.ended(job)[0] == "CANCELLED"
     assert writers(project) == [1, 2]
     log = (project / f"cut-{job}.log").read_text()
+    assert f"process {orphan} on host{CUT} has written this run and may still do: wait" in log
     run = RunFolder.open(project / "runs" / "cut")
     steps = [row["step"] for row in run.read_metrics()]
     assert steps == list(range(1, len(steps) + 1)), log
