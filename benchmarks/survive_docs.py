@@ -270,6 +270,8 @@ def _alarms(parts: Parts) -> str:
     if "false-alarms" not in parts:
         return NOT_MEASURED
     found = parts["false-alarms"]["result"]
-    count = len(found["alarms"]) + len(found["said"])
-    link = f"{found['loss']:.0%} loss, {found['delay_ms']:g} ms, {found['mbit']:g} Mbit/s"
-    return f"{count or 'no'} false alarms in {found['minutes']:g} minutes of {link}"
+    hangs, slow = (must["value"] for must in parts["false-alarms"]["musts"])
+    rates = f"{found['delay_ms']:g} ms, {found['mbit']:g} Mbit/s"
+    link = f"{found['minutes']:g} minutes with {found['loss']:.0%} loss, {rates}"
+    load = f"; a rank named as slow {slow:g} times, at a load of {found['load_mean']:.0f}" if slow else ""
+    return f"never: {hangs or 'no'} false verdicts or restarts in {link}{load}"
