@@ -16,8 +16,6 @@ from survive_run import COPIES, ENDLESS, Ended, Run
 
 LOSS, DELAY_MS, MBIT = 0.01, 10.0, 100.0
 ALARMS = ("hang", "straggler", "crash", "resume")
-SAYS = ("likely cause", "slower than the others", "lost another rank", "is started again")
-"""What the launchers would say."""
 WORDS = (ENDLESS, COPIES, "model.hidden_dim=32", "model.num_layers=2", "checkpoint.every=200", "train.eval_every=200")
 
 
@@ -43,12 +41,9 @@ def false_alarms(place: Path, minutes: float) -> dict[str, Any]:
     if ended:
         raise Ended(run.said()[-3000:])
     carried, lost = counts
-    alarms = run.events(*ALARMS)
-    said = run.said()
     return {
         "minutes": minutes, "loss": LOSS, "delay_ms": DELAY_MS, "mbit": MBIT, "packets": carried, "packets_lost": lost,
-        "steps": steps, "load_mean": sum(loads) / len(loads), "load_max": max(loads), "alarms": alarms,
-        "said": [words for words in SAYS if words in said],
+        "steps": steps, "load_mean": sum(loads) / len(loads), "load_max": max(loads), "alarms": run.events(*ALARMS),
     }  # fmt: skip
 
 
@@ -61,6 +56,11 @@ def text(found: Mapping[str, Any]) -> str:
 
 
 def claims(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """There must be none."""
-    count = len(found["alarms"]) + len(found["said"])
-    return [must(f"false alarms in {found['minutes']:g} minutes", count, 0, at_least=False)]
+    """There must be none. A rank is named as slow too, if other programs take its processor: the load says it."""
+    slow = sum(one["kind"] == "straggler" for one in found["alarms"])
+    others = len(found["alarms"]) - slow
+    where = f"in {found['minutes']:g} minutes on a link with {found['loss']:.0%} loss"
+    return [
+        must(f"false verdicts of a hang, crashes and restarts {where}", others, 0, at_least=False),
+        must(f"ranks named as slow {where}, at a load of {found['load_mean']:.1f}", slow, 0, at_least=False),
+    ]

@@ -44,7 +44,7 @@ def measured_part(parts: Parts) -> str:
         _table(HEAD, rows(parts)),
         how(parts),
         "### Measured",
-        _table(("what", "measured", "asked"), claims(parts)),
+        _table(("what", "measured", "asked", "load of the machine"), claims(parts)),
     ]
     if "soak" in parts:
         blocks += ["### Where the time goes", *soak(parts["soak"]["result"])]
@@ -77,7 +77,7 @@ def rows(parts: Parts) -> Iterator[Sequence[str]]:
     yield (
         "no rank moves, for another reason",
         f"The launcher: the [page]({LAUNCH}), with the likely cause and the line of code.",
-        f"page {_seconds(parts, 'detection', HANG)}, or 5 median steps",
+        "page as above: 5 median steps, at least 6 s",
         "The others wait, at most `parallel.timeout_s`.",
         "What the page says, by its cause.",
     )
@@ -212,11 +212,9 @@ def how(parts: Parts) -> str:
     records = {name: part["hardware"] for name, part in parts.items()}
     newest = max(record["date"] for record in records.values())
     some = next(iter(records.values()))
-    loads = [record["load_average"][0] for record in records.values()]
-    load = f"{min(loads):.1f} to {max(loads):.1f}"
     return (
         f"Seconds are medians, measured on {some['cores']} cores ({some['cpu']}) with 4 ranks of a small model. The "
-        f"last part is of {newest[:10]}. Before each part the load of the machine was {load}. "
+        f"last part is of {newest[:10]}. A load above {some['cores']} means that other programs ran, too. "
         "`benchmarks/survive.py` measures them again. Both policies of `survive.on_loss` were tried with gloo on CPUs. "
         "With NCCL they have not run yet."
     )
@@ -226,11 +224,12 @@ def claims(parts: Parts) -> Iterator[Sequence[str]]:
     """What was asked, and what was measured."""
     shares = (WATCHING, COMPARING, SAVING)
     for part in parts.values():
+        load = f"{part['hardware']['load_average'][0]:.1f}"
         for must in part["musts"]:
             is_share = must["claim"] in shares
             value, bound = (_number(must[key], must["unit"], is_share=is_share) for key in ("value", "bound"))
             sign = "at least" if must["at_least"] else "at most"
-            yield must["claim"], value + ("" if must["held"] else ": **does not hold**"), f"{sign} {bound}"
+            yield must["claim"], value + ("" if must["held"] else ": **does not hold**"), f"{sign} {bound}", load
 
 
 def soak(found: Mapping[str, Any]) -> Iterator[str]:
@@ -284,6 +283,8 @@ def _alarms(parts: Parts) -> str:
     if "false-alarms" not in parts:
         return NOT_MEASURED
     found = parts["false-alarms"]["result"]
-    count = len(found["alarms"]) + len(found["said"])
-    link = f"{found['loss']:.0%} loss, {found['delay_ms']:g} ms, {found['mbit']:g} Mbit/s"
-    return f"{count or 'no'} false alarms in {found['minutes']:g} minutes of {link}"
+    hangs, slow = (must["value"] for must in parts["false-alarms"]["musts"])
+    rates = f"{found['delay_ms']:g} ms, {found['mbit']:g} Mbit/s"
+    link = f"{found['minutes']:g} minutes with {found['loss']:.0%} loss, {rates}"
+    load = f"; a rank named as slow {slow:g} times, at a load of {found['load_mean']:.0f}" if slow else ""
+    return f"never: {hangs or 'no'} false verdicts or restarts in {link}{load}"
