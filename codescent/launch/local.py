@@ -420,7 +420,7 @@ class _Ranks:
             (slot,) = places.new_slots(1)
             self._supervisor.pages.clear(self._page_of(slot))
             try:
-                self._start(places.wanted - 1, None, slot=slot)
+                self._start(self._num_ranks - 1, None, slot=slot)  # it gets its number when it is called
             except (UserError, OSError) as error:
                 places.forget(slot)
                 return _say(f"codescent: no process is started in place of one that has died: {error}")
