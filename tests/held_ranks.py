@@ -290,6 +290,16 @@ def interrupted_load(place: Place, words: list[str], then: list[str], source: st
     return answer | second_run(place, [*range(place.ranks)], then, found)
 
 
+def flipped(place: Place, words: list[str], then: list[str]) -> None:
+    """A run goes on from the memory of its ranks, in which rank 2 has another value than the others."""
+    held = first_run(place, place.ranks, words)
+    if place.rank == 2:
+        with torch.no_grad():
+            local(held.tensors["model.tok.weight"]).view(-1)[3] += 1
+    with patch.object(Alarm, "current", Rung(held)):
+        take(place, "second", place.rank, place.ranks, then, resume=True)
+
+
 def broken(whole: Callable[..., Any], call: int) -> Callable[..., Any]:
     """The same function; in one of its calls a rank is lost when it has done its work."""
     calls = [0]

@@ -16,6 +16,7 @@ from runs import assert_same
 from codescent.base.errors import UserError
 from codescent.checkpoint import save_beside, storage
 from codescent.checkpoint.checkpoints import Checkpoints, read_tensors
+from codescent.checkpoint.manifest import CheckpointError
 from codescent.checkpoint.save_beside import SaveBeside, Staging
 from codescent.config.load import load
 from codescent.record import RunFolder
@@ -218,6 +219,25 @@ def test_a_rank_computes_while_its_tensors_are_copied(tmp_path: Path, monkeypatc
     waiting.join(60)
     assert copied == [True, True]
     save.wait()
+
+
+def test_a_save_that_is_given_up_has_ended_and_is_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: after a loss of ranks its thread writes on, and its checkpoint appears among those of the next start."""
+    go = threading.Event()
+    monkeypatch.setattr(save_beside, "_copy", lambda _: go.wait(60))
+    save = begin(tmp_path, {"a": torch.arange(9.0)})
+    giving = threading.Thread(target=save.give_up, daemon=True)
+    giving.start()
+    giving.join(0.1)
+    assert giving.is_alive()
+    go.set()
+    giving.join(60)
+    assert save.ready
+    assert Checkpoints(tmp_path, 1, keep_best=False).newest_step() is None
+    with pytest.raises(CheckpointError, match="given up"):
+        save.go_on()
 
 
 def test_a_copy_that_fails_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

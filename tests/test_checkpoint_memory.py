@@ -26,6 +26,7 @@ from codescent.coupling.local_steps import LocalSteps
 from codescent.coupling.pairs import PairedReplicas
 from codescent.coupling.round_worker import RoundWorker
 from codescent.coupling.served import OnlyServes
+from codescent.record import RunFolder
 
 HALF, STEPS = 4, 5
 WORDS = (
@@ -266,6 +267,18 @@ def test_a_loss_while_a_new_trainer_is_filled(forker: Forker, project: Path, sou
             assert (one["held"][0], one["memory"], one["differ"]) == (HALF, HALF, [])
         else:
             assert one["held"] is one["memory"] is None
+
+
+def test_copies_that_differ_in_memory_are_healed(forker: Forker, project: Path) -> None:
+    """Fault: a run that could heal ends after a loss, because nobody asks at the step from which it goes on; or it goes
+    on with weights that differ."""
+    name = [*WORDS, "run.name=healed", "survive.on_divergence=heal"]
+    options = {"words": [*name, f"train.num_steps={HALF}"], "then": [*name, f"train.num_steps={STEPS}"]}
+    forker.call("held_ranks:flipped", project, 3, **options)
+    (healed,) = [
+        event for event in RunFolder.open(project / "runs" / "healed").read_events() if event["kind"] == "healed"
+    ]
+    assert (healed["step"], healed["differences"][0]["ranks"]) == (HALF, [2])
 
 
 @pytest.mark.timeout(120)

@@ -3,7 +3,6 @@ Does not decide who gets which rank (places.py does) and makes no fault (inject.
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import threading
@@ -19,6 +18,9 @@ from codescent.launch.local_ranks import LocalRanks
 
 LOOK_EVERY_S = 0.001
 """A step of a small model takes some milliseconds."""
+LOOK_FOR_PROCESSES_S = 0.05
+STARTS_WITHIN_S = 120.0
+"""Seconds in which a new process has imported torch, on a busy machine."""
 CALLS_WITHIN_S = 5.0
 """Seconds in which the launcher gives a place to a process that is ready. It looks once in a second."""
 
@@ -42,23 +44,26 @@ class LetIn:
     def at(self, step: int) -> tuple[int, int | None] | None:
         """Let one process take part from a step on. Returns it, and its rank; None: no layout has a place for it.
 
-        None instead of both: the run is over, or no rank is missing.
+        None instead of both: the run is over, no rank is missing, or no process has come.
         """
         if (call := self._until(step - 1)) is None:
             return None
         with _stopped(call.places):
-            while not (waiting := self._ranks.waiting(call)):
-                if self._over.wait(LOOK_EVERY_S):
-                    return None
-            pid, page = next(iter(waiting.items()))
-            make_folder(self._invited / str(pid))
-            latest_s = math.inf
-            while self._pages.call.number == call.number and time.monotonic() < latest_s:
-                if self._over.wait(LOOK_EVERY_S):
-                    return None
-                if latest_s == math.inf and self._pages.read(page).beat_s > 0:
-                    latest_s = time.monotonic() + CALLS_WITHIN_S
-        return pid, self._pages.call.places.get(pid)
+            return self._invite(call)
+
+    def _invite(self, call: Call) -> tuple[int, int | None] | None:
+        """Invite the oldest process that waits, until there is another call. See `at`."""
+        end_s, pid, page = time.monotonic() + STARTS_WITHIN_S, 0, 0
+        while not self._over.wait(LOOK_FOR_PROCESSES_S) and time.monotonic() < end_s:
+            if (now := self._pages.call).number != call.number:
+                return pid, now.places.get(pid)
+            if pid not in (waiting := self._ranks.waiting(call)):  # none was there, or it has died
+                pid, page = next(iter(waiting.items()), (0, 0))
+                if pid:
+                    make_folder(self._invited / str(pid))
+            elif self._pages.read(page).beat_s > 0:
+                end_s = min(end_s, time.monotonic() + CALLS_WITHIN_S)
+        return (pid, None) if pid and self._pages.read(page).beat_s > 0 and not self._over.is_set() else None
 
     def _until(self, step: int) -> Call | None:
         """Wait until the ranks that are left have begun a step. Returns their call; None: no rank is missing."""

@@ -185,7 +185,7 @@ class _Proof:
 
 def _why_not(fault: Fault) -> str:
     if fault.rank is None:
-        return "no rank was missing, or all steps were taken"
+        return "no rank was missing, no process has come in its place, or all steps were taken"
     return f"rank {fault.rank} was not there, or had taken all its steps"
 
 

@@ -170,23 +170,35 @@ class Waiting(LocalRanks):
         return {77: 2}
 
 
-SHRINKS = ("parallel.ranks=4", "survive.on_loss=shrink", "train.global_batch_size=12", "checkpoint.every=5")
+SHRINKS = ("parallel.ranks=4", "survive.on_loss=shrink", "survive.max_restarts=9", "checkpoint.every=5")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-def test_f8_a_rank_joins_at_its_step(project: Path) -> None:
-    """Fault: a rank comes back before its `join`, or never; a step is lost; the proof says the same of another run."""
-    script = "kill 2 at 7; join at 12; kill 0 at 20"
-    done = codescent(project, "prove", "run.toml", *SHRINKS, "--faults", script, "--steps", "30", "--json")
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("kill 2 at 7; join at 12; kill 0 at 20", ("train.global_batch_size=12",)),
+        (
+            "kill 3 at 5; kill 2 at 9; kill 1 at 13; join at 17; join at 20; join at 23",
+            ("train.global_batch_size=12",),
+        ),
+        ("kill 1 at 8; join at 13", ("parallel.dp_shard=4",)),
+    ],
+)
+def test_f8_ranks_join_at_their_steps(project: Path, script: str, words: tuple[str, ...]) -> None:
+    """Fault: a rank comes back before its `join`, or never; the second one that is lost cannot be started again; a step
+    is lost; the proof compares another run."""
+    done = codescent(project, "prove", "run.toml", *SHRINKS, *words, "--faults", script, "--steps", "30", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
     (result,) = found["layouts"]
     assert (result["verdict"], result["ranks"]) == ("same", 4)
     assert result["differences"]["train_loss"] <= 1e-9
-    joined = found["faults"][1]
-    assert (joined["kind"], joined["rank"], joined["step"]) == ("join", 3, 12)
-    assert 12 <= joined["made_in_step"] <= 14, "the ranks were in the step before"
+    for one in found["faults"]:
+        if one["kind"] == "join":
+            assert one["rank"] is not None
+            assert one["step"] <= one["made_in_step"] <= one["step"] + 2, "the ranks were in the step before"
 
 
 @pytest.mark.slow
