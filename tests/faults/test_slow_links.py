@@ -27,8 +27,8 @@ from codescent.record import RunFolder
 pytestmark = pytest.mark.timeout(180)
 
 SLOW_MBIT = 100.0
-WORDS = (*LONG, "model.hidden_dim=192", "train.global_batch_size=12")
-"""A step sends 5 MB from each host: 0.4 s at 100 Mbit/s."""
+WORDS = (*LONG, "model.hidden_dim=256", "train.global_batch_size=12")
+"""A step sends 9 MB from each host: 0.7 s at 100 Mbit/s."""
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_f17_a_host_with_a_slow_link_is_named_with_its_part(made: hosts.Hosts, f
     assert int(str(event["step"])) <= at + 20
     assert float(str(event["factor"])) > 4
     assert re.search(
-        r"codescent: the link .*host1.* is \d+\.\d times slower than the others: its bytes take 0\.\d+ s", said
+        r"codescent: the link .*host1.* is \d+\.\d times slower than the others: its bytes take \d+\.?\d* s", said
     )
     assert re.search(r"step \d+/.*host1.* \d+\.\dx slower \(network\)", said)
 
@@ -174,7 +174,7 @@ def test_f17_a_host_with_a_slow_link_is_named_with_its_part(made: hosts.Hosts, f
 def test_f17_links_that_are_slow_alike_name_nobody(made: hosts.Hosts, folder: Path) -> None:
     """Fault: a slow network, or a quick one with noise, is taken for a slow host."""
     with Agents(made, 3, folder, "alike", *WORDS) as run:
-        run.steps(400)
+        run.steps(250)
         made.shape(SLOW_MBIT)
         run.steps((run.run / "metrics.csv").read_text().count("\n") + 50)
         assert named(run.run) == [], run.said()

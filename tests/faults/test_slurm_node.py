@@ -20,9 +20,9 @@ from slurm_cluster import Cluster
 
 from codescent.record import RunFolder
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
-SILENT_S, LEASE_S, TIMEOUT_S = 10, 3, 90
+SILENT_S, LEASE_S, TIMEOUT_S = 10, 3, 150
 WORDS = (
     "run.toml", "run.name=cut", "train.precision=fp64", "train.num_steps=1000000", "optimizer.decay_steps=100",
     "train.eval_every=0", "log.metrics_every=1", "train.global_batch_size=32", "model.hidden_dim=64",
