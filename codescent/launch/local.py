@@ -313,7 +313,7 @@ class _Ranks:
         return self._stop_code if self._stop_signal is None else exit_code_of(self._stop_signal)
 
     def _waits_for_ranks(self) -> bool:
-        """Whether no rank of this host runs, and one may come. Where it never had one, a stop request ends it at once."""
+        """Whether no rank of this host runs, and one may come. If it never had one, a stop request ends it at once."""
         if self._survivors is None or (self._stop_signal is not None and not self._processes):
             return False
         return self._survivors.is_needed
