@@ -61,6 +61,14 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ([*SLURM, GPUS, "--site", "lab"], ["no such file; write sites/NAME.toml"]),
         ([*SLURM, GPUS, "--site", "a\nerror: b\x1b"], ['error: --site "a\\nerror: b\\u001b": no such file']),
         ([*SLURM, GPUS, "parallel.tp=3"], ["tp"]),
+        (
+            [*SLURM, GPUS, "survive.on_loss=restart", "checkpoint.every=5"],
+            ['survive.on_loss = "restart": --to slurm starts ranks that only slurm may start again; take --to local'],
+        ),
+        (
+            ["--to", "ssh", "--hosts", "a:2,b:2", "survive.on_loss=restart", "checkpoint.every=0"],
+            ['survive.on_loss = "restart": checkpoint.every = 0, so a restart would begin with the first step'],
+        ),
         ([*SLURM, GPUS, "site.time=00:01:00"], ["site.time=00:01:00 (command line): the run saves 60 s before it"]),
         ([*SLURM, GPUS, "site.memory=64GB"], ["site.memory", "such as 64G"]),
         ([*SLURM, GPUS, 'site.options=["--comment=\\"a"]'], ["site.options", "quotes must be closed"]),

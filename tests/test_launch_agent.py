@@ -219,3 +219,15 @@ def test_what_cannot_be_is_refused(tmp_path: Path, words: list[str], said: str) 
     assert started.returncode == 2
     assert said in err
     assert "Traceback" not in err
+
+
+def test_an_agent_without_ranks_ends_when_it_is_asked_to(tmp_path: Path) -> None:
+    """Fault: the script brings a lost host back just as the run ends, and its agent looks for host 0 for minutes."""
+    with socket.create_server(("127.0.0.1", 0)) as host_0:
+        words = ["--ranks", "1", "--first", "1", "--world", "2", "--master", f"127.0.0.1:{host_0.getsockname()[1]}"]
+        started = agent(tmp_path, *words, "--on-loss", "shrink", "--follow", waits=True)
+        give(started, "a secret\n")
+        host_0.accept()[0].close()
+        give(started, "TERM\n")
+        assert started.wait(60) == 143
+    assert not (tmp_path / "rank1").exists()

@@ -44,7 +44,7 @@ def layouts_of(config: Config, vocab_size: int | None, wanted: int) -> Fewer:
 
 def main() -> int:
     """Answer one request: the texts of a run folder, the ranks that are wanted, and those that are there."""
-    asked = json.load(sys.stdin)
+    asked = json.loads(sys.stdin.read())
     config = Config.model_validate(loads(asked["config"]))
     vocab_size = plan_of(asked["plan"]).model.vocab_size or None
     found = layouts_of(config, vocab_size, asked["wanted"])(asked["there"])

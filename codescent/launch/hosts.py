@@ -140,9 +140,9 @@ class AgentHub:
         self._decider.finish()
         with self._lock:
             seats = {**self._seats}
+            self._publish(seats)
             for seat in seats.values():
                 seat.is_told = False
-        self._publish(seats)
         end_s = time.monotonic() + CLOSE_S
         while time.monotonic() < end_s and any(not one.is_told and one.left_s is None for one in seats.values()):
             time.sleep(EVERY_S)

@@ -290,7 +290,7 @@ class _Ranks:
 
     def watch(self, queue: SignalQueue) -> int:
         """Wait until every rank has ended. Forward signals; stop all ranks when one fails. Returns the exit code."""
-        while len(self._ended) < len(self._processes) or (self._survivors and self._survivors.is_needed):
+        while len(self._ended) < len(self._processes) or self._waits_for_ranks():
             next_s = self._escalation[0][0] if self._escalation else math.inf
             every_s = self._survivors.every_s if self._survivors else LOOK_EVERY_S
             for number in queue.wait(min(next_s - time.monotonic(), every_s)):
@@ -311,6 +311,12 @@ class _Ranks:
         if self._over_code:
             return self._over_code
         return self._stop_code if self._stop_signal is None else exit_code_of(self._stop_signal)
+
+    def _waits_for_ranks(self) -> bool:
+        """Whether no rank of this host runs, and one may come. If it never had one, a stop request ends it at once."""
+        if self._survivors is None or (self._stop_signal is not None and not self._processes):
+            return False
+        return self._survivors.is_needed
 
     def _look(self) -> None:
         """Print messages about ranks that make no progress. After a stop request, kill ranks that do not react."""
