@@ -26,6 +26,9 @@ from pathlib import Path
 def slow(kind, data):
     if kind == "metrics" and not Path("fast").exists():
         time.sleep(0.05)
+    if kind == "end":
+        with Path("ends").open("a") as file:
+            file.write(f"{data['problem']} {data['goes_on']}\\n")
 """
 
 

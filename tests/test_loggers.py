@@ -74,7 +74,7 @@ def test_functions_get_what_the_run_folder_gets_on_rank_0_alone(project: Path, f
     assert (begun[0]["name"], begun[0]["folder"]) == ("run", str(run.path))
     assert begun[1]["config"]["log"]["to"] == "writes:log"
     assert begun[1]["environment"]["world_size"] == 2
-    assert [data for _, kind, data in got if kind == "end"] == [{"problem": None}] * 2
+    assert [data for _, kind, data in got if kind == "end"] == [{"problem": None, "goes_on": False}] * 2
 
 
 def test_an_exception_is_said_once_and_ends_no_run(project: Path, forker: Forker) -> None:

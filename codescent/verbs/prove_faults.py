@@ -35,6 +35,8 @@ STOPPED_S = 3.0
 """Seconds for which others wait for a stopped rank, if the config does not say it (parallel.stopped_s)."""
 JOIN_STOPPED_S = 20.0
 """The same where a rank joins: until it is there, all ranks are stopped."""
+JOIN_LEASE_S = 600.0
+"""For as long rank 0 stays the writer of its run while it is stopped (survive.lease_s), where a rank joins."""
 SAVES = 4
 """Checkpoints in the steps of a proof, at least."""
 USED = {"config", "overrides", "faults", "steps", "precision", "json"}
@@ -85,6 +87,8 @@ def _words(given: Config, faults: Sequence[Fault], steps: int, precision: str) -
     yield "log.metrics_every=1"
     if given.checkpoint.every:
         yield f"checkpoint.every={min(given.checkpoint.every, max(1, steps // SAVES))}"
+    if _joins(faults):
+        yield f"survive.lease_s={max(given.survive.lease_s, JOIN_LEASE_S):g}"
     if given.parallel.stopped_s is None and any(fault.kind is FaultKind.STOP for fault in faults):
         yield f"parallel.stopped_s={JOIN_STOPPED_S if _joins(faults) else STOPPED_S:g}"
 
