@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from runs import codescent, losses, make_project
+from runs import codescent, losses, make_project, start
 
 from codescent.config.load import load
 from codescent.plan import Plan
 from codescent.preflight import plan_of
 from codescent.record import RunFolder
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 STEPS_BETWEEN = 2
 WORDS = ("run.toml", "train.global_batch_size=12", "train.precision=fp64", "train.eval_every=0", "checkpoint.every=3")
@@ -128,13 +128,14 @@ def test_f2_a_rank_is_lost_in_any_instruction(tmp_path: Path, monkeypatch: pytes
     (hook / "sitecustomize.py").write_text(HOOK)
     monkeypatch.setenv("PYTHONPATH", f"{hook}:{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setenv("KILLS", str(kills))
-    done = codescent(tmp_path, "train", *WORDS, *words, *SURVIVES, steps, "run.name=faults")
-    assert done.returncode == 0, done.stdout + done.stderr
+    with start(tmp_path, "train", *WORDS, *words, *SURVIVES, steps, "run.name=faults") as run:
+        said, errors = run.communicate(timeout=1500)  # of some twenty starts
+    assert run.returncode == 0, said + errors
     made = sorted(path.name for path in kills.iterdir())
     assert len(made) == len(points), f"the run has ended before {points[len(made)]}"
     print(layout, len([name for name in made if "none" not in name]), "kills")
     found, expected = (RunFolder.open(tmp_path / "runs" / name) for name in ("faults", "alone"))
-    assert losses(found) == pytest.approx(losses(expected), rel=1e-9), done.stdout + done.stderr
+    assert losses(found) == pytest.approx(losses(expected), rel=1e-9), said + errors
     assert [row["step"] for row in found.read_metrics()] == [row["step"] for row in expected.read_metrics()]
     if "dp_replicate" in layout:  # copies
-        assert "resumed from the memory of the ranks" in done.stdout
+        assert "resumed from the memory of the ranks" in said
