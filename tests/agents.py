@@ -4,6 +4,7 @@ Both are on this machine, at loopback. Does not decide what is tested: tests/fau
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -13,7 +14,6 @@ from pathlib import Path
 
 from runs import environment, make_project
 from surviving import SLOW_STEPS, WORDS
-from test_launch_agent import free_port
 
 from codescent.record import RunFolder
 
@@ -34,7 +34,8 @@ class Agents:
         make_project(place)
         (place / "own_logger.py").write_text(SLOW_STEPS)
         self.place, self.folder, self.count, self.spares = place, place / "runs" / "a", count, spares
-        self.on_loss, self.master = on_loss, f"127.0.0.1:{free_port()}"
+        # as a script does: below the ports that connections take while the agents start
+        self.on_loss, self.master = on_loss, f"127.0.0.1:{20_000 + secrets.randbelow(10_000)}"
         given = ["run.name=a", "log.to=own_logger:slow", f"survive.on_loss={on_loss}", *FP64, *words]
         self.command = [sys.executable, "-P", "-m", "codescent", "train", *WORDS, *given, "--resume=auto"]
         self.said: list[Path] = []
