@@ -54,7 +54,8 @@ def _asked(request: dict[str, Any], say: Callable[[str], None]) -> FewerRanks | 
             check=True,
         )
         found = json.loads(done.stdout)
-        return None if found is None else FewerRanks(found["ranks"], found["values"], tuple(found["notes"]))
+        lists = {name: tuple(found[name]) for name in ("notes", "parts")} if found else {}
+        return FewerRanks(**{**found, **lists}) if found else None
     except subprocess.CalledProcessError as error:
         say(f"{error.stderr}codescent: no layout for fewer ranks is found")
     except (subprocess.TimeoutExpired, OSError, ValueError, LookupError, TypeError) as error:
