@@ -1,0 +1,12 @@
+"""In: the name of a topic. Out: its row of the table.
+Does not make a lesson: each topic has a file here, which makes it when it is asked for."""
+
+from __future__ import annotations
+
+from codescent.explain.topic import Topic
+from codescent.explain.topics import zero
+
+TOPICS: dict[str, Topic] = {
+    "zero": zero.TOPIC,
+}
+"""By name, in the order of a course."""
