@@ -38,7 +38,8 @@ class Drawn:
 
     def element(self) -> Markup:
         """As an element of a page, as wide as there is room, at most `width`."""
-        shape = '<svg viewBox="0 0 {0:.0f} {1:.0f}" width="{0:.0f}" role="img" aria-label="{2}">{3}</svg>'
+        sizes = '<svg viewBox="0 0 {0:.0f} {1:.0f}" width="{0:.0f}" style="min-width:min({0:.0f}px,34rem)" '
+        shape = sizes + 'role="img" aria-label="{2}">{3}</svg>'
         return Markup(shape).format(self.width, self.height, self.said, self.body)
 
 

@@ -4,9 +4,11 @@ Does not make a lesson: each topic has a file here, which makes it when it is as
 from __future__ import annotations
 
 from codescent.explain.topic import Topic
-from codescent.explain.topics import zero
+from codescent.explain.topics import flops, memory, zero
 
 TOPICS: dict[str, Topic] = {
+    "flops": flops.TOPIC,
+    "memory": memory.TOPIC,
     "zero": zero.TOPIC,
 }
 """By name, in the order of a course."""
