@@ -1,0 +1,140 @@
+"""In: a plan with pipeline stages. Out: one step of each schedule as a timeline of stages, with its bubble.
+Does not simulate (cost/simulate.py does): each schedule is planned and simulated like that of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from codescent.base.amounts import of_share, three_digits
+from codescent.base.errors import UserError
+from codescent.cost.lengths import lengths
+from codescent.cost.simulate import Simulation, Span, simulate
+from codescent.explain.content import Bar, Frame, Lanes, Lesson, Table, Tone
+from codescent.explain.language import Language
+from codescent.explain.topic import Asked, Topic
+from codescent.plan import Plan, Verb
+
+SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zero-bubble")
+TONES = {
+    Verb.FORWARD: Tone.FORWARD,
+    Verb.BACKWARD: Tone.BACKWARD,
+    Verb.BACKWARD_INPUT: Tone.BACKWARD,
+    Verb.BACKWARD_WEIGHT: Tone.GRADIENTS,
+    Verb.REDUCE: Tone.MESSAGE,
+    Verb.STEP: Tone.OPTIMIZER,
+}
+
+
+def lesson(asked: Asked) -> Lesson:
+    """A frame for each schedule that the config admits, then their bubbles side by side."""
+    say = asked.say
+    drawn = [(name, plan, _simulated(plan)) for name, plan in _plans(asked)]
+    return Lesson(
+        topic="pipeline",
+        title=say("Pipelines: stages that wait less"),
+        about=say("Each rank has some layers. Micro-batches go through them, forward and then backward."),
+        config=asked.config_line,
+        frames=[*(_schedule(name, plan, found, say) for name, plan, found in drawn), _table(drawn, say)],
+        see=(
+            ("codescent plan CONFIG --timeline FILE.svg", say("a picture of the step, also with real times")),
+            ("codescent docs schedules", say("all schedules, with their papers")),
+        ),
+    )
+
+
+def _plans(asked: Asked) -> Iterator[tuple[str, Plan]]:
+    """The plan of each schedule. One that the config does not admit is left out: its refusal is another lesson."""
+    for name in SCHEDULES:
+        virtual = 2 if name == "interleaved" else 1
+        try:
+            yield name, asked.other({"parallel.schedule": name, "parallel.virtual_stages": virtual})
+        except UserError:
+            continue
+
+
+def _simulated(plan: Plan) -> Simulation:
+    given = lengths(plan)
+    return simulate(plan.schedule, given.costs, waits=given.waits)
+
+
+def _schedule(name: str, plan: Plan, found: Simulation, say: Language) -> Frame:
+    why = {
+        "naive": say("One micro-batch at a time: one stage computes, and all others wait."),
+        "gpipe": say("All micro-batches go forward, then all go backward (Huang et al. 2019)."),
+        "1f1b": say("A stage goes backward as soon as it can: one forward, one backward (Narayanan et al. 2019)."),
+        "interleaved": say("Each stage has two chunks of layers, so that it begins earlier (Narayanan et al. 2021)."),
+        "zero-bubble": say("Gradients of weights fill the time in which a stage would wait (Qi et al. 2023)."),
+    }[name]
+    lanes = Lanes(
+        lanes=[say("stage {number}", number=stage) for stage in range(plan.mesh.pp)],
+        bars=[_bar(span) for span in found.timeline if span.end_s - span.waits_s > span.start_s],
+        unit=say("forward passes of a stage"),
+        legend=_legend(found, say),
+    )
+    waits = say(
+        "The step takes {length} units; {share} of them are the bubble, in which stages wait for each other.",
+        length=three_digits(found.makespan_s),
+        share=of_share(found.bubble_of_total),
+    )
+    held = ", ".join(str(stage.peak_live) for stage in found.stages)
+    keeps = say("Stages keep at most {counts} micro-batches for backward.", counts=held)
+    return Frame(name, (why,), (lanes,), (say("Numbers are micro-batches."), waits, keeps))
+
+
+def _bar(span: Span) -> Bar:
+    what = span.instruction
+    text = "" if what.microbatch is None else str(what.microbatch)
+    return Bar(span.stage, span.start_s, span.end_s - span.waits_s, TONES.get(what.verb, Tone.OTHER), text)
+
+
+def _legend(found: Simulation, say: Language) -> list[tuple[Tone, str]]:
+    names = {
+        Tone.FORWARD: say("forward"),
+        Tone.BACKWARD: say("backward"),
+        Tone.GRADIENTS: say("gradients of weights"),
+        Tone.MESSAGE: say("sums of gradients"),
+    }
+    there = {_bar(span).tone for span in found.timeline if span.end_s - span.waits_s > span.start_s}
+    return [(tone, name) for tone, name in names.items() if tone in there]
+
+
+def _table(drawn: list[tuple[str, Plan, Simulation]], say: Language) -> Frame:
+    rows = []
+    for name, _, found in drawn:
+        most = max(stage.peak_live for stage in found.stages)
+        rows.append((name, three_digits(found.makespan_s), of_share(found.bubble_of_total), str(most)))
+    plan = drawn[0][1]
+    stages, count = plan.mesh.pp, plan.work.num_microbatches
+    heads = (say("schedule"), say("units"), say("bubble"), say("micro-batches kept"))
+    return Frame(
+        say("Side by side"),
+        (),
+        (Table(heads, rows, numbers=(1, 2, 3)),),
+        (
+            say(
+                "By the formula (p - 1) / m the bubble of gpipe and 1f1b is {share} of the time that is computed. "
+                "p = {p} stages are alike, and there are m = {m} micro-batches.",
+                share=of_share((stages - 1) / count),
+                p=stages,
+                m=count,
+            ),
+            say("More micro-batches make it smaller. gpipe keeps all of them, 1f1b at most p."),
+        ),
+    )
+
+
+def refuses(plan: Plan) -> str:
+    """There have to be stages."""
+    return "" if plan.mesh.pp > 1 else "this config has one stage; give parallel.pp=2 and --ranks 2"
+
+
+TOPIC = Topic(
+    about="one step of each schedule of a pipeline, with its bubble",
+    words=(
+        "model.preset=auto", "model.kind=gpt2", "model.num_layers=8", "model.num_heads=4", "model.hidden_dim=128",
+        "model.seq_len=128", "data.seq_len=128", "train.global_batch_size=8", "train.microbatch_size=1",
+        "parallel.ranks=4", "parallel.pp=4",
+    ),
+    lesson=lesson,
+    refuses=refuses,
+)  # fmt: skip
