@@ -49,6 +49,8 @@ LETTERS: dict[Tone, str] = {
 MARK = ">"
 """Before a cell that has changed."""
 MOST_POINTS = 12
+MOST_ARROWS = 24
+"""Further ones are in the page and in the picture."""
 BAR = 24
 
 
@@ -151,7 +153,7 @@ def _lanes(lanes: Lanes) -> Iterator[Text]:
     shown = of_number(lanes.end)
     yield Text(" " * label + "0" + f"{shown} {lanes.unit}".rjust(columns - 1))
     yield from _legend(lanes.legend, letters=True)
-    for arrow in sorted(lanes.arrows, key=lambda arrow: (arrow.sent, arrow.received)):
+    for arrow in sorted(lanes.arrows, key=lambda arrow: (arrow.sent, arrow.received))[:MOST_ARROWS]:
         yield Text(
             f"{of_number(arrow.sent):>7} -> {of_number(arrow.received)}: {lanes.lanes[arrow.sender]} -> "
             f"{lanes.lanes[arrow.receiver]}{': ' if arrow.text else ''}{visible(arrow.text)}"
