@@ -187,9 +187,13 @@ def _chart(chart: Chart) -> Iterator[RenderableType]:
     rows = []
     for x in shown:
         at = [one.get(x) for one in values]
-        rows.append([of_number(x), *map(of_number, at), "#" * _length(at[0], first, is_log=chart.is_log)])
+        rows.append([f"{x:g}", *map(_value, at), "#" * _length(at[0], first, is_log=chart.is_log)])
     heads = [chart.x, *(line.name for line in chart.lines), chart.y]
     yield _table(Table(heads, rows, numbers=range(len(chart.lines) + 1)))
+
+
+def _value(number: float | None) -> str:
+    return "" if number is None else f"{number:.3g}"
 
 
 def _length(value: float | None, all_: Sequence[float], *, is_log: bool) -> int:

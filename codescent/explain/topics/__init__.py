@@ -4,14 +4,33 @@ Does not make a lesson: each topic has a file here, which makes it when it is as
 from __future__ import annotations
 
 from codescent.explain.topic import Topic
-from codescent.explain.topics import flops, memory, pipeline, pram, server, zero
+from codescent.explain.topics import (
+    average,
+    data_parallel,
+    flops,
+    gossip,
+    hybrid,
+    memory,
+    pipeline,
+    pram,
+    ring,
+    server,
+    tensor,
+    zero,
+)
 
 TOPICS: dict[str, Topic] = {
     "flops": flops.TOPIC,
     "memory": memory.TOPIC,
     "pram": pram.TOPIC,
-    "server": server.TOPIC,
+    "data-parallel": data_parallel.TOPIC,
+    "ring": ring.TOPIC,
     "zero": zero.TOPIC,
+    "tensor": tensor.TOPIC,
     "pipeline": pipeline.TOPIC,
+    "hybrid": hybrid.TOPIC,
+    "average": average.TOPIC,
+    "server": server.TOPIC,
+    "gossip": gossip.TOPIC,
 }
 """By name, in the order of a course."""

@@ -1,0 +1,133 @@
+"""In: a plan. Out: its mesh: which ranks talk to which along each axis, and what they send.
+Does not decide a layout (build does): it draws the groups of the plan's traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from codescent.base.amounts import of_bytes
+from codescent.explain.content import Cell, Frame, Grid, Lesson, Link, Network, Node, Table, Tone
+from codescent.explain.language import Language
+from codescent.explain.topic import Asked, Topic
+from codescent.plan import AXES, Mesh, Plan
+
+MOST_RANKS = 32
+
+
+def lesson(asked: Asked) -> Lesson:
+    """The coordinates of the ranks, a frame for each axis, then its bytes."""
+    say, plan = asked.say, asked.plan
+    axes = [axis for axis in AXES if plan.mesh.degree(axis) > 1]
+    return Lesson(
+        topic="hybrid",
+        title=say("Hybrid layouts: each rank has a place on each axis"),
+        about=say("Ranks that differ on one axis alone are a group. They talk to each other."),
+        config=asked.config_line,
+        frames=[_places(plan, axes, say), *_groups(plan, axes, say), _bytes(plan, axes, say)],
+        see=(
+            ("codescent plan CONFIG --search", say("the fastest layouts of a config")),
+            ("codescent docs which", say("which layout is right for which machine")),
+        ),
+    )
+
+
+def _does(say: Language) -> dict[str, str]:
+    return {
+        "pp": say("stages: each has some layers; activations go from one to the next"),
+        "dp_replicate": say("copies of the model, with other samples; they sum gradients"),
+        "dp_shard": say("other samples, and each holds a part of the model (ZeRO)"),
+        "cp": say("parts of each sequence; keys and values go round"),
+        "tp": say("parts of each matrix; activations are summed in each layer"),
+    }
+
+
+def _places(plan: Plan, axes: list[str], say: Language) -> Frame:
+    rows = []
+    for axis in axes:
+        cells = [Cell(str(plan.mesh.coordinates(rank)[axis]), Tone.OTHER) for rank in range(plan.mesh.world_size)]
+        rows.append((axis, cells))
+    heads = [str(rank) for rank in range(plan.mesh.world_size)]
+    what = [f"{axis}: {_does(say)[axis]}." for axis in axes]
+    return Frame(
+        say("The places"),
+        (say("Neighbouring ranks differ on the last axis: they are on one machine, where links are fast."),),
+        (Grid(heads, rows, say("rank")),),
+        what,
+    )
+
+
+def _groups(plan: Plan, axes: list[str], say: Language) -> Iterator[Frame]:
+    mesh = plan.mesh
+    nodes = _nodes(mesh, axes, say)
+    for axis in axes:
+        links = []
+        groups = sorted({tuple(_group(mesh, rank, axis)) for rank in range(mesh.world_size)})
+        for group in groups:
+            pairs = [*zip(group, group[1:], strict=False)]
+            if axis != "pp" and len(group) > 2:
+                pairs.append((group[0], group[-1]))
+            links += [Link(first, second, is_new=True) for first, second in pairs]
+        shown = "; ".join(",".join(map(str, group)) for group in groups)
+        yield Frame(
+            say("Groups of {axis}", axis=axis),
+            (f"{axis}: {_does(say)[axis]}.",),
+            (Network(nodes, links),),
+            (say("Groups: {groups}.", groups=shown),),
+        )
+
+
+def _group(mesh: Mesh, rank: int, axis: str) -> list[int]:
+    place = mesh.coordinates(rank)
+    return [mesh.rank_at({**place, axis: index}) for index in range(mesh.degree(axis))]
+
+
+def _nodes(mesh: Mesh, axes: list[str], say: Language) -> list[Node]:
+    """Ranks as a table: the last axis to the right, the others down."""
+    wide = mesh.degree(axes[-1])
+    deep = mesh.world_size // wide
+    return [
+        Node(
+            say("rank {number}", number=rank),
+            (rank % wide + 0.25 * ((rank // wide) % 2)) / max(1, wide - 1 + 0.25),
+            (rank // wide) / max(1, deep - 1),
+            Tone.WEIGHTS,
+        )
+        for rank in range(mesh.world_size)
+    ]
+
+
+def _bytes(plan: Plan, axes: list[str], say: Language) -> Frame:
+    rows = []
+    for axis in axes:
+        records = [one for one in plan.traffic if axis in one.axis.partition("[")[0].split("*")]
+        size = sum(one.wire_bytes(plan.mesh.degree(one.axis)) * one.times / one.every for one in records)
+        calls = ", ".join(dict.fromkeys(one.collective.value for one in records))
+        rows.append((axis, str(plan.mesh.degree(axis)), calls, of_bytes(size)))
+    heads = (say("axis"), say("ranks"), say("collectives"), say("a rank sends in a step"))
+    return Frame(
+        say("What goes along each axis"),
+        (),
+        (Table(heads, rows, numbers=(1, 3)),),
+        (say("The axis that sends most belongs on the fastest links: tp inside of a machine."),),
+    )
+
+
+def refuses(plan: Plan) -> str:
+    """There have to be several ranks, not too many to be drawn."""
+    if plan.mesh.world_size < 2:
+        return "this config has one rank; give --ranks 8 and parallel.pp=2, parallel.tp=2"
+    if plan.mesh.world_size > MOST_RANKS:
+        return f"{plan.mesh.world_size:,} ranks cannot be drawn; give at most {MOST_RANKS}"
+    return ""
+
+
+TOPIC = Topic(
+    about="the mesh: who talks to whom along each axis, and what they send",
+    words=(
+        "model.preset=auto", "model.kind=gpt2", "model.num_layers=4", "model.num_heads=4", "model.hidden_dim=128",
+        "model.seq_len=64", "data.seq_len=64", "train.global_batch_size=8", "parallel.ranks=8",
+        "parallel.pp=2", "parallel.dp_replicate=2", "parallel.tp=2",
+    ),
+    lesson=lesson,
+    refuses=refuses,
+)  # fmt: skip
