@@ -20,6 +20,8 @@ SENDS_IN = 0.5
 """The link of a rank takes this share of a step's arithmetic to send all gradients once."""
 PAUSE = 0.1
 """Messages that follow each other sooner are one arrow."""
+LATENCY = 0.002
+"""Of a message, in steps of arithmetic."""
 TONES = {
     Verb.LOAD: Tone.OTHER,
     Verb.FORWARD: Tone.FORWARD,
@@ -51,7 +53,14 @@ class AtWork:
 
 
 def at_work(
-    plan: Plan, say: Language, steps: float, *, slow: Mapping[int, float] | None = None, arrows: bool = False
+    plan: Plan,
+    say: Language,
+    steps: float,
+    *,
+    slow: Mapping[int, float] | None = None,
+    arrows: bool = False,
+    computes: float = 1.0,
+    sends_in: float = SENDS_IN,
 ) -> AtWork:
     """The first steps of the steady rounds of a plan.
 
@@ -61,10 +70,12 @@ def at_work(
         steps: how many are drawn.
         slow: by rank: how many times longer its arithmetic takes.
         arrows: whether messages are drawn.
+        computes: the arithmetic of a step of a rank.
+        sends_in: the time in which a link sends all gradients once.
     """
     gradients_bytes = sum(tensor.gradients_bytes(plan.mesh, 0) for tensor in plan.trained)
-    cluster = of_links(Link(gradients_bytes / SENDS_IN, 0.002))
-    links = Links(cluster, None, 1.0, None, slow or {})
+    cluster = of_links(Link(gradients_bytes / sends_in, LATENCY))
+    links = Links(cluster, None, computes, None, slow or {})
     walk = links.walk(plan, Coding(), timeline=True)
     return AtWork(walk, _lanes(plan, walk, say, steps * walk.step_s, arrows=arrows))
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 from codescent.explain.topic import Topic
 from codescent.explain.topics import (
     average,
+    compression,
+    context,
     data_parallel,
     flops,
     gossip,
@@ -14,6 +16,7 @@ from codescent.explain.topics import (
     pipeline,
     pram,
     ring,
+    scaling,
     server,
     tensor,
     zero,
@@ -28,9 +31,12 @@ TOPICS: dict[str, Topic] = {
     "zero": zero.TOPIC,
     "tensor": tensor.TOPIC,
     "pipeline": pipeline.TOPIC,
+    "context": context.TOPIC,
     "hybrid": hybrid.TOPIC,
     "average": average.TOPIC,
     "server": server.TOPIC,
     "gossip": gossip.TOPIC,
+    "compression": compression.TOPIC,
+    "scaling": scaling.TOPIC,
 }
 """By name, in the order of a course."""

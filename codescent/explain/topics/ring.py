@@ -86,11 +86,7 @@ def _cost(plan: Plan, ranks: int, say: Language) -> Frame:
         say("What it costs for the gradients of this config"),
         (say("The gradients have {size}. n = {ranks} ranks.", size=of_bytes(size), ranks=ranks),),
         (Table(heads, rows, numbers=(1, 2, 3)),),
-        (
-            say(
-                "With more ranks, a rank of a ring sends hardly more. The busiest rank of the other way receives n - 1 times."
-            ),
-        ),
+        (say("With more ranks, a rank of a ring sends hardly more. In the other way one rank receives all."),),
     )
 
 

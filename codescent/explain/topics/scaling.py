@@ -1,0 +1,132 @@
+"""In: a plan. Out: how its step gets faster with more ranks, by the simulated ranks, and the laws fitted to it
+(Amdahl 1967; Gustafson 1988; Gunther 2007, the universal scalability law).
+Does not fit (study/laws.py does) and does not measure: a study does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from codescent.base.amounts import of_share
+from codescent.base.errors import UserError
+from codescent.explain.at_work import at_work
+from codescent.explain.content import Chart, Frame, Lesson, Line, Table
+from codescent.explain.language import Language
+from codescent.explain.topic import Asked, Topic
+from codescent.plan import Plan
+from codescent.study.laws import AMDAHL, GUSTAFSON, UNIVERSAL, fitted
+
+RANKS = (1, 2, 4, 8, 16, 32)
+SENDS_IN = 0.05
+"""The link takes this share of the arithmetic of a step on one rank to send all gradients once."""
+
+
+def lesson(asked: Asked) -> Lesson:
+    """Strong scaling, weak scaling, the laws."""
+    say = asked.say
+    strong = _points(asked, grows=False)
+    weak = _points(asked, grows=True)
+    return Lesson(
+        topic="scaling",
+        title=say("How a run scales"),
+        about=say("More ranks share a step, or do more in it. How much faster does it get, and why not more?"),
+        config=asked.config_line,
+        frames=(_table(strong, weak, say), _curves(strong, weak, say), _laws(strong, weak, say)),
+        see=(
+            ("codescent study STUDY.toml", say("measure your own config, and fit the laws to it")),
+            ("codescent docs study", say("what each law says, and when it can be trusted")),
+        ),
+    )
+
+
+def _points(asked: Asked, *, grows: bool) -> list[tuple[int, float]]:
+    """Ranks, and samples in a step's arithmetic of one rank; of the numbers that divide the batch."""
+    batch = asked.plan.work.global_batch_size
+    found = []
+    for ranks in RANKS:
+        samples = batch * ranks if grows else batch
+        values = {"parallel.ranks": ranks, "parallel.dp_replicate": ranks, "train.global_batch_size": samples}
+        try:
+            plan = asked.other(values)
+        except UserError:  # the batch has no equal shares for so many
+            continue
+        computes = 1.0 if grows else 1.0 / ranks
+        step = 1.0 if ranks == 1 else at_work(plan, asked.say, 1.0, computes=computes, sends_in=SENDS_IN).walk.step_s
+        found.append((ranks, (ranks if grows else 1.0) / step))
+    return found
+
+
+def _table(strong: Sequence[tuple[int, float]], weak: Sequence[tuple[int, float]], say: Language) -> Frame:
+    weak_of = dict(weak)
+    rows = []
+    for ranks, speed in strong:
+        other = weak_of.get(ranks)
+        of_weak = ("", "") if other is None else (f"{other:.2f}", of_share(other / ranks))
+        rows.append((str(ranks), f"{speed:.2f}", of_share(speed / ranks), *of_weak))
+    heads = (
+        say("ranks"),
+        say("speed-up, same batch"),
+        say("efficiency"),
+        say("speed-up, batch grows"),
+        say("efficiency"),
+    )
+    return Frame(
+        say("Strong and weak scaling"),
+        (
+            say("Same batch: the ranks share the samples of a step (strong scaling)."),
+            say("Batch grows: each rank keeps its samples (weak scaling)."),
+            say("A link sends all gradients once in {share} of a step of one rank.", share=of_share(SENDS_IN)),
+        ),
+        (Table(heads, rows, numbers=range(5)),),
+        (say("Efficiency is the speed-up divided by the ranks."),),
+    )
+
+
+def _curves(strong: Sequence[tuple[int, float]], weak: Sequence[tuple[int, float]], say: Language) -> Frame:
+    def line(name: str, points: Sequence[tuple[int, float]]) -> Line:
+        return Line(name, [(float(ranks), speed) for ranks, speed in points])
+
+    lines = [
+        line(say("same batch"), strong),
+        line(say("batch grows"), weak),
+        line(say("ideal"), [(ranks, float(ranks)) for ranks, _ in strong]),
+    ]
+    return Frame(say("The curves"), (), (Chart(lines, say("ranks"), say("speed-up")),))
+
+
+def _laws(strong: Sequence[tuple[int, float]], weak: Sequence[tuple[int, float]], say: Language) -> Frame:
+    rows = []
+    for name, law, points in (
+        ("Amdahl", AMDAHL, strong),
+        ("Gustafson", GUSTAFSON, weak),
+        (say("universal (USL)"), UNIVERSAL, strong),
+    ):
+        found = fitted(law, [ranks for ranks, _ in points], [[speed] for _, speed in points])
+        rows.append((name, say("same batch") if points is strong else say("batch grows"), found.said))
+    heads = (say("law"), say("fitted to"), say("what it says"))
+    return Frame(
+        say("The laws"),
+        (
+            say("Amdahl: a share of the work is serial. It bounds the speed-up, however many ranks there are."),
+            say("Gustafson: the work grows with the ranks, the serial part does not."),
+            say("Universal: ranks also wait for each other (contention), and agree with each other (coherency)."),
+        ),
+        (Table(heads, rows),),
+    )
+
+
+def refuses(plan: Plan) -> str:
+    """The study of the lesson varies replicas."""
+    if plan.mesh.world_size != plan.mesh.dp_replicate or plan.layout.served:
+        return "it varies the number of replicas alone; leave out pp, tp, cp, dp_shard and servers"
+    return ""
+
+
+TOPIC = Topic(
+    about="speed-up and efficiency with more ranks, and the laws of Amdahl, Gustafson and Gunther",
+    words=(
+        "model.preset=auto", "model.kind=gpt2", "model.num_layers=4", "model.num_heads=4", "model.hidden_dim=128",
+        "model.seq_len=64", "data.seq_len=64", "train.global_batch_size=32", "train.eval_every=0",
+    ),
+    lesson=lesson,
+    refuses=refuses,
+)  # fmt: skip
