@@ -210,7 +210,7 @@ def _table(table: Table) -> RichTable:
     shown = RichTable(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, padding=(0, 1, 0, 0))
     for number, head in enumerate(table.columns):
         right = number in table.numbers
-        shown.add_column(Text(visible(head)), justify="right" if right else "left", no_wrap=right)
+        shown.add_column(Text(visible(head)), justify="right" if right else "left", overflow="fold")
     for row in table.rows:
         shown.add_row(*(Text(visible(cell)) for cell in row))
     return shown

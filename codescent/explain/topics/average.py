@@ -20,9 +20,10 @@ QUIET = {"train.eval_every": 0, "checkpoint.every": 0}
 def lesson(asked: Asked) -> Lesson:
     """A timeline for each period, then what it sends."""
     say = asked.say
-    shown = [
-        (period, plan, at_work(plan, say, float(max(2, period)))) for period in PERIODS for plan in [_of(asked, period)]
-    ]
+    shown = []
+    for period in PERIODS:
+        plan = asked.other({**QUIET, "parallel.average_every": period})
+        shown.append((period, plan, at_work(plan, say, float(max(2, period)))))
     return Lesson(
         topic="average",
         title=say("Averages: agree less often"),

@@ -17,7 +17,7 @@ from codescent.plan import Plan
 FORMS = ("none", "bf16", "int8", "int4", "sign", "topk:0.01", "powersgd:4")
 EXAMPLE = (0.81, -0.12, 0.05, -0.64, 0.33, -0.02, 0.27, -0.09)
 KEPT = 2
-STEPS = 2.0
+STEPS = 1.0
 
 
 def lesson(asked: Asked) -> Lesson:
@@ -105,7 +105,7 @@ def _feedback(say: Language) -> list[Frame]:
 
 def _timelines(shown: Sequence[tuple[str, Plan, AtWork]], say: Language) -> list[Frame]:
     picked = [one for one in shown if one[0] in ("none", "int8", "topk:0.01")]
-    return [Frame(say("Two steps with {form}", form=form), (), (work.lanes,)) for form, _, work in picked]
+    return [Frame(say("A step with {form}", form=form), (), (work.lanes,)) for form, _, work in picked]
 
 
 def refuses(plan: Plan) -> str:

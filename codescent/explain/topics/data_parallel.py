@@ -55,9 +55,9 @@ def _samples(plan: Plan, say: Language) -> Frame:
 
 
 def _step(plan: Plan, say: Language) -> Frame:
-    work = at_work(plan, say, 2.0)
+    work = at_work(plan, say, 1.0)
     return Frame(
-        say("Two steps"),
+        say("A step"),
         (
             say("Forward and backward need no other rank. Then the sums are needed, and all wait for them."),
             say("Here the link needs half of a step's arithmetic to send all gradients once."),
