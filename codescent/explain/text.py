@@ -113,25 +113,38 @@ def _grid(grid: Grid) -> Iterator[Text]:
     """The grid; one that is too wide in blocks of columns, one below the other."""
     marks = any(cell.is_new for _, cells in grid.rows for cell in cells)
     label = max(len(grid.corner), *(len(name) for name, _ in grid.rows)) + 1
-    texts = [*grid.columns, *(cell.text for _, cells in grid.rows for cell in cells)]
-    width = max(len(visible(text)) for text in texts) + 1 + marks
-    block = max(1, (WIDTH - label) // width)
-    for first in range(0, len(grid.columns), block):
-        part = slice(first, first + block)
-        if first:
+    widths = [
+        max(len(visible(text)) for text in (head, *(cells[column].text for _, cells in grid.rows))) + 1 + marks
+        for column, head in enumerate(grid.columns)
+    ]
+    for number, part in enumerate(_blocks(widths, WIDTH - label)):
+        if number:
             yield Text()
-        heads = "".join((" " * marks + visible(head)).ljust(width) for head in grid.columns[part])
-        yield Text(f"{grid.corner.ljust(label)}{heads}".rstrip())
+        heads = "".join((" " * marks + visible(grid.columns[column])).ljust(widths[column]) for column in part)
+        if heads.strip():
+            yield Text(f"{grid.corner.ljust(label)}{heads}".rstrip())
         for name, cells in grid.rows:
             line = Text(visible(name).ljust(label))
-            for cell in cells[part]:
+            for column in part:
+                cell = cells[column]
                 mark = (MARK if cell.is_new else " ") * marks
                 line.append(mark, style="bold")
-                line.append(visible(cell.text).ljust(width - 1 - marks), style=STYLES[cell.tone])
+                line.append(visible(cell.text).ljust(widths[column] - 1 - marks), style=STYLES[cell.tone])
                 line.append(" ")
             line.rstrip()
             yield line
     yield from _legend(grid.legend, letters=False)
+
+
+def _blocks(widths: Sequence[int], room: int) -> Iterator[Sequence[int]]:
+    """The columns, by index, that stand beside each other."""
+    part: list[int] = []
+    for column, width in enumerate(widths):
+        if part and sum(widths[at] for at in part) + width > room + 1:  # the blank after the last one is not needed
+            yield part
+            part = []
+        part.append(column)
+    yield part
 
 
 def _lanes(lanes: Lanes) -> Iterator[Text]:
@@ -141,11 +154,15 @@ def _lanes(lanes: Lanes) -> Iterator[Text]:
     for number, name in enumerate(lanes.lanes):
         line = Text(visible(name).ljust(label))
         at = 0
-        for bar in sorted((bar for bar in lanes.bars if bar.lane == number), key=lambda bar: bar.start):
+        bars = sorted((bar for bar in lanes.bars if bar.lane == number), key=lambda bar: bar.start)
+        begins = [*(round(bar.start / lanes.end * columns) for bar in bars[1:]), columns]
+        for bar, next_begin in zip(bars, begins, strict=True):
             begin = max(at, round(bar.start / lanes.end * columns))
             end = max(begin, round(bar.end / lanes.end * columns))
-            line.append(" " * (begin - at))
             text = visible(bar.text)
+            if text and end - begin < len(text) <= next_begin - begin:  # a moment that has a name, such as a version
+                end = begin + len(text)
+            line.append(" " * (begin - at))
             fits = len(text) <= end - begin
             line.append((text if fits else "").ljust(end - begin, LETTERS[bar.tone]), style=STYLES[bar.tone])
             at = end
@@ -189,7 +206,7 @@ def _chart(chart: Chart) -> Iterator[RenderableType]:
         at = [one.get(x) for one in values]
         rows.append([f"{x:g}", *map(_value, at), "#" * _length(at[0], first, is_log=chart.is_log)])
     heads = [chart.x, *(line.name for line in chart.lines), chart.y]
-    yield _table(Table(heads, rows, numbers=range(len(chart.lines) + 1)))
+    yield _table(Table(heads, rows, numbers=range(len(chart.lines) + 1)), whole=len(heads) - 1)
 
 
 def _value(number: float | None) -> str:
@@ -206,11 +223,13 @@ def _length(value: float | None, all_: Sequence[float], *, is_log: bool) -> int:
     return max(0, round(BAR * value / (max(all_) or 1.0)))
 
 
-def _table(table: Table) -> RichTable:
+def _table(table: Table, whole: int | None = None) -> RichTable:
+    """A table of rich. `whole`: the index of a column whose cells are not broken into lines."""
     shown = RichTable(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, padding=(0, 1, 0, 0))
     for number, head in enumerate(table.columns):
         right = number in table.numbers
-        shown.add_column(Text(visible(head)), justify="right" if right else "left", overflow="fold")
+        name = Text(visible(head))
+        shown.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=number == whole)
     for row in table.rows:
         shown.add_row(*(Text(visible(cell)) for cell in row))
     return shown

@@ -4,6 +4,7 @@ Does not make the lesson (explain/ does) and starts no run."""
 from __future__ import annotations
 
 import difflib
+import textwrap
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,8 +81,10 @@ def _asked(arguments: Namespace, topic: Topic, words: Language) -> Asked:
 
 
 def _list(words: Language) -> None:
-    width = max(map(len, TOPICS))
-    say(f"{name:{width}}  {words(topic.about)}" for name, topic in TOPICS.items())
+    width = max(map(len, TOPICS)) + 2
+    for name, topic in TOPICS.items():
+        first, *rest = textwrap.wrap(words(topic.about), WIDTH - width)
+        say([f"{name:{width}}{first}", *(f"{'':{width}}{line}" for line in rest)])
 
 
 def _refusals(out: Path | None) -> Iterator[str]:

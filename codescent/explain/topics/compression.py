@@ -70,7 +70,7 @@ def _forms(shown: Sequence[tuple[str, Plan, AtWork]], say: Language) -> Frame:
     return Frame(
         say("The forms"),
         (say("The link needs half of a step's arithmetic to send all gradients once, as they are."),),
-        (Table(heads, rows, numbers=(1, 2, 3)),),
+        (Table(heads, rows, numbers=(2, 3, 4)),),
         (say("computes: the share of the time in which the busiest rank computes."),),
     )
 

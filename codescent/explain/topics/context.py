@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from codescent.base.amounts import of_bytes
 from codescent.explain.content import Cell, Frame, Grid, Lesson, Table, Tone
 from codescent.explain.language import Language
+from codescent.explain.purposes import joined, purpose
 from codescent.explain.topic import Asked, Topic
 from codescent.plan import Plan
 
@@ -78,7 +79,7 @@ def _pairs(plan: Plan, say: Language) -> Frame:
     heads = [*(say("of {number}", number=source) for source in range(degree)), say("all")]
     return Frame(
         say("Work of each rank"),
-        (say("Pairs of parts that a rank computes, with the keys of each rank. Half of a pair: a part with itself."),),
+        (say("Pairs of parts that a rank computes, with the keys of each rank. A part with itself is half a pair."),),
         (Grid(heads, rows, say("queries")),),
         (say("All ranks have the same sum."),),
     )
@@ -107,12 +108,12 @@ def _hops(plan: Plan, say: Language) -> Iterator[Frame]:
 
 
 def _bytes(plan: Plan, say: Language) -> Frame:
-    records = [record for record in plan.traffic if record.axis == "cp"]
+    records = joined(record for record in plan.traffic if record.axis == "cp")
     rows = []
     for record in records:
         hidden = say("computing") if record.during is not None else say("nothing")
         sent = of_bytes(record.wire_bytes(plan.mesh.cp) * record.times)
-        rows.append((record.what, record.collective.value, record.verb.value, str(record.times), sent, hidden))
+        rows.append((purpose(record, say), record.collective.value, record.verb.value, str(record.times), sent, hidden))
     heads = (say("what"), say("collective"), say("in"), say("times"), say("a rank sends"), say("hidden by"))
     return Frame(say("What the ranks send in a step"), (), (Table(heads, rows, numbers=(3, 4)),))
 
@@ -121,11 +122,9 @@ def refuses(plan: Plan) -> str:
     """There have to be ranks that share a sequence."""
     if plan.mesh.cp < 2:
         return "this config divides no sequence; give parallel.cp=2 and --ranks 2"
-    return (
-        ""
-        if plan.mesh.cp <= MOST_RANKS
-        else f"cp={plan.mesh.cp} cannot be drawn; give at most parallel.cp={MOST_RANKS}"
-    )
+    if plan.mesh.cp > MOST_RANKS:
+        return f"cp={plan.mesh.cp} cannot be drawn; give at most parallel.cp={MOST_RANKS}"
+    return ""
 
 
 TOPIC = Topic(

@@ -10,6 +10,7 @@ from codescent.base.amounts import of_bytes, of_share
 from codescent.explain.at_work import at_work
 from codescent.explain.content import Cell, Frame, Grid, Lesson, Table, Tone
 from codescent.explain.language import Language
+from codescent.explain.purposes import purpose
 from codescent.explain.topic import Asked, Topic
 from codescent.plan import Plan, Verb
 
@@ -73,7 +74,7 @@ def _buckets(plan: Plan, say: Language) -> Frame:
     for number, record in enumerate(records[:MOST_BUCKETS]):
         overlaps = say("backward") if record.during is not None else say("nothing")
         sent = record.wire_bytes(plan.mesh.degree(record.axis)) * record.times
-        rows.append((str(number), record.what, record.collective.value, of_bytes(sent), overlaps))
+        rows.append((str(number), purpose(record, say), record.collective.value, of_bytes(sent), overlaps))
     heads = (say("number"), say("what"), say("collective"), say("a rank sends"), say("overlaps with"))
     more = len(records) - MOST_BUCKETS
     rest = [say.many("{number} more is like these.", "{number} more are like these.", more)] if more > 0 else []

@@ -36,7 +36,7 @@ class Formula:
 class Sizes:
     """What the formulas are made of.
 
-    N: parameters in products with matrices, without an embedding that is only looked up. L: layers. C: channels.
+    N: parameters, without an embedding that is only looked up. L: layers. C: channels.
     T: positions of a sample. B: samples of a step.
     """
 
@@ -93,7 +93,7 @@ def lesson(asked: Asked) -> Lesson:
 
 def _sizes(sizes: Sizes, say: Language) -> Frame:
     rows = (
-        ("N", f"{sizes.n:,}", say("parameters in products with matrices; an embedding that is only looked up is none")),
+        ("N", f"{sizes.n:,}", say("parameters, without an embedding that is only looked up")),
         ("L", f"{sizes.layers:,}", say("layers")),
         ("C", f"{sizes.channels:,}", say("channels of all heads together")),
         ("T", f"{sizes.positions:,}", say("positions of a sample")),
@@ -123,7 +123,7 @@ def _formulas(sizes: Sizes, say: Language) -> Frame:
         (
             say("6NBT is 6N times the B T tokens of a step."),
             say("Attention compares each pair of positions: 2CT FLOPs for scores, 2CT for sums, in each layer."),
-            say("2LCT is half of this, because a causal mask hides half of the pairs. 12LCT counts them all."),
+            say("2LCT and 6LCT count half of the pairs: a causal mask hides the others. 12LCT counts them all."),
         ),
     )
 

@@ -48,8 +48,11 @@ def _rounds(graph: Graph, say: Language) -> Iterator[Frame]:
         pairs = {tuple(sorted((index, other))) for index, row in enumerate(rows) for other in row if other != index}
         links = [Link(first, second, is_new=True) for first, second in sorted(pairs)]
         nodes = _circle([say("replica {number}", number=index) for index in range(graph.replicas)])
-        one, several = "A replica sends {number} message a round.", "A replica sends at most {number} messages a round."
-        most = say.many(one, several, graph.messages)
+        most = say.many(
+            "A replica sends {number} message a round.",
+            "A replica sends at most {number} messages a round.",
+            graph.messages,
+        )
         title = say("{kind}: round {number}", kind=graph.kind, number=number) if changes else graph.kind
         yield Frame(title, (most,), (Network(nodes, links),))
 
@@ -101,7 +104,10 @@ def _distances(replicas: int, seed: int, say: Language) -> Frame:
         say("How fast replicas agree"),
         (say("Replica 0 has 1, all others 0, and nobody trains. The distance to the mean falls in each round."),),
         (Chart(lines, say("round"), say("distance to the mean"), is_log=True),),
-        (say("complete is an all-reduce: one round. exponential needs log2 of the replicas, a ring more than that."),),
+        (
+            say("complete is an all-reduce: one round. exponential needs log2 of the replicas, a ring more than that."),
+            say("{least} stands for this and less.", least=f"{LEAST:g}"),
+        ),
     )
 
 

@@ -83,10 +83,12 @@ def _several(ranks: int, nodes: int, say: Language) -> Frame:
 
 def _variables(say: Language) -> Frame:
     rows: list[Sequence[str]] = []
+    names = {TORCHRUN.name: "torchrun", "a launcher with PMI": say("another launcher with PMI")}
     for launcher in (TORCHRUN, *OTHERS):
         fields = (launcher.rank, launcher.local_rank, launcher.world_size)
-        rows.append((launcher.name, *(" ".join(field[:1]) for field in fields)))
-    heads = (say("launcher"), say("rank"), say("rank on its machine"), say("ranks"))
+        name = names.get(launcher.name, launcher.name).replace(" of ", ", ")
+        rows.append((name, " ".join(field[0] for field in fields if field)))
+    heads = (say("launcher"), say("rank, rank on its machine, number of ranks"))
     return Frame(
         say("Variables"),
         (say("codescent reads the variables of each launcher. No argument has to be given."),),

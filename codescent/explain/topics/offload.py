@@ -27,7 +27,7 @@ def lesson(asked: Asked) -> Lesson:
     return Lesson(
         topic="offload",
         title=say("Offload: the host's memory as a shelf"),
-        about=say("What a step needs for a moment alone can be in the memory of the host. It is copied, both ways."),
+        about=say("What a step seldom needs can be in the memory of the host. It is copied, both ways."),
         config=asked.config_line,
         frames=[*(_memories(form, plan, say) for form, plan in shown), _copies(shown, say)],
         see=(
@@ -62,7 +62,7 @@ def _memories(form: str, plan: Plan, say: Language) -> Frame:
         "optimizer": say("The optimizer state is on the host, where the CPU updates the weights."),
         "all": say("The weights are on the host, too. Those of one layer at a time are on the device."),
     }[form]
-    total = say("On the device: {size} of rank 0.", size=of_bytes(state.device_bytes))
+    total = say("Between two steps rank 0 has {size} on the device.", size=of_bytes(state.device_bytes))
     return Frame(f"parallel.offload = {form}", (why,), (Grid(names, rows),), (total,))
 
 

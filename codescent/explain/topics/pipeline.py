@@ -112,12 +112,12 @@ def _table(drawn: list[tuple[str, Plan, Simulation]], say: Language) -> Frame:
         (Table(heads, rows, numbers=(1, 2, 3)),),
         (
             say(
-                "By the formula (p - 1) / m the bubble of gpipe and 1f1b is {share} of the time that is computed. "
-                "p = {p} stages are alike, and there are m = {m} micro-batches.",
-                share=of_share((stages - 1) / count),
+                "If all p = {p} stages were alike, gpipe and 1f1b would have this bubble: "
+                "(p - 1) / (m + p - 1) = {share}.",
                 p=stages,
-                m=count,
+                share=of_share((stages - 1) / (count + stages - 1)),
             ),
+            say("There are m = {m} micro-batches. A stage with the head computes longer: the others wait.", m=count),
             say("More micro-batches make it smaller. gpipe keeps all of them, 1f1b at most p."),
         ),
     )

@@ -86,7 +86,7 @@ def _classes(say: Language) -> Frame:
         say("The classes"),
         figures=(Table((say("class"), say("it stands for"), say("an example")), rows),),
         after=(
-            say("A sum of n numbers takes n - 1 additions, and log2(n) steps of a tree on n / 2 processors."),
+            say("A sum of n numbers takes n - 1 additions. On n / 2 processors a tree needs log2(n) steps."),
             say("No machine has CRCW memory. A kernel or a collective takes its place: it sums in some order."),
         ),
     )

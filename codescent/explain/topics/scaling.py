@@ -13,7 +13,8 @@ from codescent.explain.content import Chart, Frame, Lesson, Line, Table
 from codescent.explain.language import Language
 from codescent.explain.topic import Asked, Topic
 from codescent.plan import Plan
-from codescent.study.laws import AMDAHL, GUSTAFSON, UNIVERSAL, fitted
+from codescent.study.laws import AMDAHL, GUSTAFSON, UNIVERSAL, Law, fitted
+from codescent.study.result import Fit
 
 RANKS = (1, 2, 4, 8, 16, 32)
 SENDS_IN = 0.05
@@ -100,8 +101,8 @@ def _laws(strong: Sequence[tuple[int, float]], weak: Sequence[tuple[int, float]]
         ("Gustafson", GUSTAFSON, weak),
         (say("universal (USL)"), UNIVERSAL, strong),
     ):
-        found = fitted(law, [ranks for ranks, _ in points], [[speed] for _, speed in points])
-        rows.append((name, say("same batch") if points is strong else say("batch grows"), found.said))
+        fit = fitted(law, [ranks for ranks, _ in points], [[speed] for _, speed in points])
+        rows.append((name, say("same batch") if points is strong else say("batch grows"), _said(law, fit, points, say)))
     heads = (say("law"), say("fitted to"), say("what it says"))
     return Frame(
         say("The laws"),
@@ -112,6 +113,31 @@ def _laws(strong: Sequence[tuple[int, float]], weak: Sequence[tuple[int, float]]
         ),
         (Table(heads, rows),),
     )
+
+
+def _said(law: Law, fit: Fit, points: Sequence[tuple[int, float]], say: Language) -> str:
+    """What a law says of the points, and how far it is from the farthest of them."""
+    if not fit.curve:
+        return say("There are too few points.")
+    values = {name: found.value for name, found in fit.parameters.items()}
+    if law is AMDAHL:
+        share = values["serial share"]
+        most = say("at most {times} times as fast", times=f"{1 / share:.3g}") if share > 0 else say("no limit shows")
+        says = say("serial share {share}: {most}", share=of_share(share), most=most)
+    elif law is GUSTAFSON:
+        share = values["serial share"]
+        says = say("serial share {share}: each further rank adds {adds} of one", share=of_share(share),
+                   adds=of_share(1 - share))  # fmt: skip
+    else:
+        contention, coherency = values["contention"], values["coherency"]
+        best = say("no maximum shows")
+        if coherency > 1e-9:  # Gunther 2007, equation 4.33
+            best = say("fastest with {ranks} ranks", ranks=max(1, round(max(0.0, (1 - contention) / coherency) ** 0.5)))
+        says = say("contention {contention}, coherency {coherency}: {best}", contention=of_share(contention),
+                   coherency=of_share(coherency), best=best)  # fmt: skip
+    farthest = max(abs(fit.curve[ranks] / speed - 1) for ranks, speed in points)
+    within = say("within {share} of the points", share=of_share(farthest))
+    return f"{says}; {within}"
 
 
 def refuses(plan: Plan) -> str:

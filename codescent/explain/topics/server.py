@@ -82,8 +82,9 @@ def _ways(say: Language) -> tuple[_Way, ...]:
 def _frame(way: _Way, plan: Plan, work: AtWork, say: Language) -> Frame:
     lanes = _with_versions(plan, work, say)
     slow = say("Rank 1 computes {times} times as long as the others.", times=f"{SLOW:g}")
+    link = say("A link needs half of a step's arithmetic to send all gradients, or all weights, once.")
     marks = say("v1, v2: versions of the weights. On an arrow to the server: the version of the gradient's weights.")
-    return Frame(way.title, (*way.says, slow), (lanes,), (marks,))
+    return Frame(way.title, (*way.says, slow, link), (lanes,), (marks,))
 
 
 def _with_versions(plan: Plan, work: AtWork, say: Language) -> Lanes:
@@ -133,7 +134,7 @@ def _table(shown: Sequence[tuple[_Way, Plan, AtWork]], say: Language) -> Frame:
             f"{sum(ages) / len(ages):.2f}",
             str(max(ages)),
         ))  # fmt: skip
-    heads = (say("updates"), say("ranks wait"), say("mean age"), say("largest age"))
+    heads = (say("way"), say("ranks wait"), say("mean age"), say("largest age"))
     return Frame(
         say("Side by side"),
         (say("Age: by how many versions the weights of a gradient are older than those that it changes."),),

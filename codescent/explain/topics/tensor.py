@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from codescent.base.amounts import of_bytes
 from codescent.explain.content import Cell, Frame, Grid, Lesson, Table, Tone
 from codescent.explain.language import Language
+from codescent.explain.purposes import joined, purpose
 from codescent.explain.topic import Asked, Topic
 from codescent.plan import Plan, Role, TensorPlan
 
@@ -21,7 +22,7 @@ def lesson(asked: Asked) -> Lesson:
     return Lesson(
         topic="tensor",
         title=say("Tensor parallelism: each rank has a part of each matrix"),
-        about=say("The first matrix of a pair is cut by columns, the second by rows. So one sum is enough for both."),
+        about=say("The first matrix of a pair is cut by columns, the second by rows. Both need one sum."),
         config=asked.config_line,
         frames=(_parts(plan, say), _way(plan, say), _collectives(plan, say)),
         see=(
@@ -82,11 +83,11 @@ def _way(plan: Plan, say: Language) -> Frame:
 
 
 def _collectives(plan: Plan, say: Language) -> Frame:
-    records = [record for record in plan.traffic if record.axis == "tp"]
+    records = joined(record for record in plan.traffic if record.axis == "tp")
     rows = []
     for record in records:
         sent = of_bytes(record.wire_bytes(plan.mesh.tp))
-        rows.append((record.what, record.collective.value, record.verb.value, str(record.times), sent))
+        rows.append((purpose(record, say), record.collective.value, record.verb.value, str(record.times), sent))
     heads = (say("what"), say("collective"), say("in"), say("times a step"), say("a rank sends each time"))
     return Frame(
         say("What the ranks send"),

@@ -46,7 +46,7 @@ def lesson(asked: Asked) -> Lesson:
         frames=frames,
         see=(
             ("codescent plan CONFIG parallel.dp_shard=N parallel.zero_stage=3", say("memory and traffic of a stage")),
-            ("codescent docs strategies", say("all strategies, and what each sends")),
+            ("codescent docs zero", say("which stage is right, and what each costs")),
         ),
     )
 
@@ -109,7 +109,10 @@ def _legend(say: Language) -> list[tuple[Tone, str]]:
 
 
 def _share(part: int, whole: int) -> str:
-    return "" if not part else "1" if part >= whole else f"1/{whole / part:.3g}"
+    if not part:
+        return ""
+    parts = whole / part
+    return f"1/{round(parts)}" if abs(parts - round(parts)) < 0.05 * parts else f"1/{parts:.3g}"
 
 
 def _grid(plan: Plan, say: Language) -> Grid:
@@ -136,8 +139,11 @@ def _held(plan: Plan, stage: int, say: Language) -> Frame:
     )
     why = (
         say("This is plain data parallelism. Gradients are averaged by an all-reduce."),
-        say("Each rank updates its part of the weights. Then the ranks gather all updated parts."),
-        say("A reduce-scatter gives each rank the sum of its part alone."),
+        say(
+            "Each rank updates its part of the weights. Then the ranks gather all updated parts. "
+            "Of the gradients it needs its part alone: the sums of several micro-batches stay whole until then."
+        ),
+        say("A reduce-scatter after each micro-batch gives each rank the sum of its part alone."),
         say("A layer's weights are gathered before it computes, and dropped afterwards."),
     )
     state = state_of_rank(plan, 0)
@@ -168,7 +174,12 @@ def _sums(plans: Sequence[Plan], say: Language) -> Frame:
         say("What a stage saves, and what it costs"),
         (say("Bytes of rank 0, from the plan of each stage."),),
         (Table(heads, rows, numbers=range(1, 6)),),
-        (say("Stages 1 and 2 send as much as stage 0. Stage 3 gathers weights once more, for backward."),),
+        (
+            say(
+                "With one micro-batch, stages 1 and 2 send as much as stage 0. "
+                "Stage 3 gathers weights once more, for backward."
+            ),
+        ),
     )
 
 
@@ -204,7 +215,7 @@ def _step(plan: Plan, say: Language) -> Iterator[Frame]:
         ),
         (
             say("Update"),
-            say("Each rank updates its part of the weights and of the optimizer state."),
+            say("Each rank updates its part of the weights and of the optimizer state. The gradients are dropped."),
             {weights: PART, optimizer: PART, gradients: ""},
         ),
     )
