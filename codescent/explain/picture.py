@@ -58,10 +58,11 @@ def picture(lesson: Lesson) -> str:
             sheet.write(sentence)
     width, height = sheet.width + 2 * MARGIN, sheet.y + MARGIN
     style = (resources.files("codescent.explain") / "page.css").read_text("utf-8")
+    names = Markup('xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"')
     head = Markup(
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0:.0f} {1:.0f}" width="{0:.0f}" height="{1:.0f}">\n'
-        '<!-- {2} -->\n<title>{3}</title>\n<style>{4}</style>\n<rect width="100%" height="100%" class="paper"/>\n'
-    ).format(width, height, f"{MARK} {__version__}", visible(lesson.title), Markup(style))
+        '<svg {0} viewBox="0 0 {1:.0f} {2:.0f}" width="{1:.0f}" height="{2:.0f}">\n'
+        '<!-- {3} -->\n<title>{4}</title>\n<style>{5}</style>\n<rect width="100%" height="100%" class="paper"/>\n'
+    ).format(names, width, height, f"{MARK} {__version__}", visible(lesson.title), Markup(style))
     return f"{head}{Markup(chr(10)).join(sheet.parts)}\n</svg>\n"
 
 
@@ -74,5 +75,5 @@ def _shapes(figure: Figure, frame: Frame, name: str) -> Drawn:
     found = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', element)
     assert found is not None
     width, height = float(found[1]), float(found[2])
-    sized = Markup(element.replace("<svg ", f'<svg width="{width:.0f}" height="{height:.0f}" ', 1))
+    sized = Markup(str(element).replace("<svg ", f'<svg width="{width:.0f}" height="{height:.0f}" ', 1))
     return Drawn(width, height, sized)

@@ -116,7 +116,7 @@ def _legend(legend: Sequence[tuple[Tone, str]], width: float) -> tuple[Markup, f
 
 def _grid(grid: Grid) -> Drawn:
     left = _wide([grid.corner, *(name for name, _ in grid.rows)]) + 10
-    cell = max(44.0, _wide([*grid.columns, *(cell.text for _, cells in grid.rows for cell in cells)]) + 12)
+    cell = max(30.0, _wide([*grid.columns, *(cell.text for _, cells in grid.rows for cell in cells)]) + 12)
 
     def parts() -> Iterator[Markup]:
         yield _text(0, ROW - 9, grid.corner, "small")
@@ -156,10 +156,10 @@ def _lanes(lanes: Lanes) -> Drawn:
         for tick in range(5):
             at = left + (WIDE - left) * tick / 4
             anchor = ("start", "middle", "middle", "middle", "end")[tick]
-            said = f"{of_number(lanes.end * tick / 4)}{f' {lanes.unit}' if tick == 4 else ''}"
-            yield _text(at, high + 15, said, "small", anchor)
+            yield _text(at, high + 15, of_number(lanes.end * tick / 4), "small", anchor)
+        yield _text(WIDE, high + 15 + LINE * 0.8, lanes.unit, "small", "end")
 
-    return Drawn(WIDE, high + LINE, _joined(parts()))
+    return Drawn(WIDE, high + 2 * LINE, _joined(parts()))
 
 
 def _arrow(x: float, y: float, to_x: float, to_y: float, text: str) -> Markup:
@@ -173,7 +173,7 @@ def _arrow(x: float, y: float, to_x: float, to_y: float, text: str) -> Markup:
 
 
 def _network(network: Network) -> Drawn:
-    deep = 60.0 + 70.0 * min(6, len({round(node.y, 3) for node in network.nodes}) + 1)
+    deep = 50.0 + 55.0 * min(8, len({round(node.y, 3) for node in network.nodes}))
     margin = max(NODE + 4, _wide([node.name for node in network.nodes]) / 2)
     width = min(WIDE, 120.0 + 2 * margin + 90.0 * len({round(node.x, 3) for node in network.nodes}))
     places = [
@@ -192,7 +192,7 @@ def _network(network: Network) -> Drawn:
         for node, (x, y) in zip(network.nodes, places, strict=True):
             yield Markup(circle).format(x, y, NODE, node.tone.value)
             inside = LETTER * len(node.name) < 2 * NODE
-            kind = f"on-{node.tone.value}" if inside else "small"
+            kind = f"on-{node.tone.value}" if inside else "small on-line"
             yield _text(x, y + 5 if inside else y + NODE + 13, node.name, kind, "middle")
 
     return Drawn(width, deep, _joined(parts()))

@@ -42,7 +42,7 @@ def main(arguments: Namespace) -> int:
     if topic is None:
         _list(words)
         return 0
-    lesson = topic.lesson(_asked(arguments, topic, words))
+    lesson = topic.lesson(asked_of(arguments, topic, words))
     if arguments.out is None:
         console = new_console(width=WIDTH)
         for one in lesson_text(lesson, words):
@@ -67,7 +67,7 @@ def _topic(arguments: Namespace, problems: list[str]) -> Topic | None:
     return TOPICS[name]
 
 
-def _asked(arguments: Namespace, topic: Topic, words: Language) -> Asked:
+def asked_of(arguments: Namespace, topic: Topic, words: Language) -> Asked:
     """What is explained. Raises UserError: the config is refused, or has nothing to show of the topic."""
     if arguments.config is None:
         arguments.config = DEFAULT

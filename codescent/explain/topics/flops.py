@@ -86,7 +86,7 @@ def lesson(asked: Asked) -> Lesson:
         frames=(_sizes(sizes, say), _formulas(sizes, say), _executed(plan, sizes, say)),
         see=(
             ("codescent plan CONFIG --operators", say("each operator with its FLOPs and bytes")),
-            ("codescent study STUDY --formula 6nbt", say("speed by one of the formulas")),
+            ("codescent explain pram", say("the cost of each operator in letters")),
         ),
     )
 

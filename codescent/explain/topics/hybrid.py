@@ -3,7 +3,7 @@ Does not decide a layout (build does): it draws the groups of the plan's traffic
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from codescent.base.amounts import of_bytes
 from codescent.explain.content import Cell, Frame, Grid, Lesson, Link, Network, Node, Table, Tone
@@ -12,6 +12,8 @@ from codescent.explain.topic import Asked, Topic
 from codescent.plan import AXES, Mesh, Plan
 
 MOST_RANKS = 32
+MOST_WIDE, MOST_DEEP, MOST_NAMED = 8, 8, 8
+"""Of the picture of groups: ranks beside each other; ranks below each other; ranks that have a name, not a number."""
 
 
 def lesson(asked: Asked) -> Lesson:
@@ -58,20 +60,13 @@ def _places(plan: Plan, axes: list[str], say: Language) -> Frame:
 
 def _groups(plan: Plan, axes: list[str], say: Language) -> Iterator[Frame]:
     mesh = plan.mesh
-    nodes = _nodes(mesh, axes, say)
     for axis in axes:
-        links = []
         groups = sorted({tuple(_group(mesh, rank, axis)) for rank in range(mesh.world_size)})
-        for group in groups:
-            pairs = [*zip(group, group[1:], strict=False)]
-            if axis != "pp" and len(group) > 2:
-                pairs.append((group[0], group[-1]))
-            links += [Link(first, second, is_new=True) for first, second in pairs]
         shown = "; ".join(",".join(map(str, group)) for group in groups)
         yield Frame(
             say("Groups of {axis}", axis=axis),
-            (f"{axis}: {_does(say)[axis]}.",),
-            (Network(nodes, links),),
+            (f"{axis}: {_does(say)[axis]}.", say("Each line joins the ranks of a group.")),
+            (_network(groups, say),),
             (say("Groups: {groups}.", groups=shown),),
         )
 
@@ -81,19 +76,24 @@ def _group(mesh: Mesh, rank: int, axis: str) -> list[int]:
     return [mesh.rank_at({**place, axis: index}) for index in range(mesh.degree(axis))]
 
 
-def _nodes(mesh: Mesh, axes: list[str], say: Language) -> list[Node]:
-    """Ranks as a table: the last axis to the right, the others down."""
-    wide = mesh.degree(axes[-1])
-    deep = mesh.world_size // wide
-    return [
-        Node(
-            say("rank {number}", number=rank),
-            (rank % wide + 0.25 * ((rank // wide) % 2)) / max(1, wide - 1 + 0.25),
-            (rank // wide) / max(1, deep - 1),
-            Tone.WEIGHTS,
-        )
-        for rank in range(mesh.world_size)
-    ]
+def _network(groups: Sequence[Sequence[int]], say: Language) -> Network:
+    """Groups below and beside each other; ranks of a group in a row, and back in the next one if it is long."""
+    degree = len(groups[0])
+    wide, deep = min(degree, MOST_WIDE), -(-degree // MOST_WIDE)
+    below = max(1, MOST_DEEP // deep)
+    columns, rows = -(-len(groups) // below) * (wide + 1) - 1, min(len(groups), below) * deep
+    names = len(groups) * degree <= MOST_NAMED
+    nodes: dict[int, Node] = {}
+    links = []
+    for number, group in enumerate(groups):
+        for index, rank in enumerate(group):
+            down, right = divmod(index, wide)
+            x = number // below * (wide + 1) + (wide - 1 - right if down % 2 else right)
+            y = number % below * deep + down
+            name = say("rank {number}", number=rank) if names else str(rank)
+            nodes[rank] = Node(name, x / max(1, columns - 1), y / max(1, rows - 1), Tone.WEIGHTS)
+        links += [Link(first, second, is_new=True) for first, second in zip(group, group[1:], strict=False)]
+    return Network([nodes[rank] for rank in sorted(nodes)], links)
 
 
 def _bytes(plan: Plan, axes: list[str], say: Language) -> Frame:

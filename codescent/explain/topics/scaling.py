@@ -136,8 +136,8 @@ def _said(law: Law, fit: Fit, points: Sequence[tuple[int, float]], say: Language
         says = say("contention {contention}, coherency {coherency}: {best}", contention=of_share(contention),
                    coherency=of_share(coherency), best=best)  # fmt: skip
     farthest = max(abs(fit.curve[ranks] / speed - 1) for ranks, speed in points)
-    within = say("within {share} of the points", share=of_share(farthest))
-    return f"{says}; {within}"
+    differs = say("the farthest point differs by {share}", share=of_share(farthest))
+    return f"{says}; {differs}"
 
 
 def refuses(plan: Plan) -> str:
