@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from babel import Locale
 from babel.messages.catalog import Catalog
@@ -33,13 +34,17 @@ def messages() -> Catalog:
     """All messages of the code, without translations."""
     found = Catalog()
     for path in sorted(SOURCES.rglob("*")):
-        method = {".py": "python", ".html": babel_extract}.get(path.suffix)
-        if method is None:
+        if path.suffix not in (".py", ".html"):
             continue
         with path.open("rb") as file:
-            for _, message, comments, _ in extract(method, file, keywords=KEYWORDS):
+            for _, message, comments, _ in extract(_extractor(path), file, keywords=KEYWORDS):
                 found.add(message, locations=[(path.relative_to(ROOT).as_posix(), 1)], auto_comments=comments)
     return found
+
+
+def _extractor(path: Path) -> Any:
+    """What reads the messages of a file: Babel's own for Python, that of Jinja for a template."""
+    return "python" if path.suffix == ".py" else babel_extract
 
 
 def updated(path: Path) -> Catalog:
@@ -106,8 +111,8 @@ def main() -> int:
     return 1 if missing else 0
 
 
-def _said(string: str | tuple[str, ...] | list[str]) -> bool:
-    return bool(string) if isinstance(string, str) else all(string)
+def _said(string: str | tuple[str, ...] | list[str] | None) -> bool:
+    return string is not None and (bool(string) if isinstance(string, str) else all(string))
 
 
 if __name__ == "__main__":

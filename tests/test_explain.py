@@ -30,6 +30,7 @@ OWN = {
     "memory": ("bert_squad",),
     "pram": ("synthetic_transformer",),
     "data-parallel": ("reverse_lines", "--ranks", "2"),
+    "pipeline": ("llama3_8b", "--ranks", "8", "parallel.dp_shard=1", "parallel.pp=8", "train.microbatch_size=1"),
     "hybrid": ("gpt2_124m", "--ranks", "32", "parallel.pp=2", "parallel.tp=2", "parallel.dp_shard=8"),
 }
 """Configs of the package for which a lesson is tried too: another model, another task, more ranks."""
@@ -87,6 +88,7 @@ def test_zero_shows_what_the_plan_of_each_stage_holds() -> None:
         for _, cells in grid(one.frames[stage]).rows:
             letters = {cell.text.split()[0] for cell in cells}
             (letter,) = letters
+            assert divided[letter] or {cell.text for cell in cells} == {f"{letter} 1"}
             assert sum(Fraction(cell.text.split()[1]) for cell in cells) == (1 if divided[letter] else 3)
         state = state_of_rank(plan, 0)
         assert of_bytes(state.total_bytes) in one.frames[stage].after[0]

@@ -6,7 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from pydantic import ValidationError
+
 from codescent.base.counted import counted
+from codescent.base.errors import UserError
 from codescent.config.load import with_values
 from codescent.config.sections import Config
 from codescent.explain.content import Lesson
@@ -30,7 +33,11 @@ class Asked:
 
     def other(self, values: Mapping[str, Scalar]) -> Plan:
         """The plan of the config with other values of keys. Raises UserError: it is refused."""
-        config = with_values(self.config, values)
+        try:
+            config = with_values(self.config, values)
+        except ValidationError as error:
+            said = [one["msg"].removeprefix("Value error, ") for one in error.errors()]
+            raise UserError(*said) from error
         return planned(config)[1]
 
     @property

@@ -12,8 +12,9 @@ from codescent.cost.simulate import Simulation, Span, simulate
 from codescent.explain.content import Bar, Frame, Lanes, Lesson, Table, Tone
 from codescent.explain.language import Language
 from codescent.explain.topic import Asked, Topic
-from codescent.plan import Plan, Verb
+from codescent.plan import Plan, Scalar, Verb
 
+MOST_MICROBATCHES = 16
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zero-bubble")
 TONES = {
     Verb.FORWARD: Tone.FORWARD,
@@ -29,12 +30,17 @@ def lesson(asked: Asked) -> Lesson:
     """A frame for each schedule that the config admits, then their bubbles side by side."""
     say = asked.say
     drawn = [(name, plan, _simulated(plan)) for name, plan in _plans(asked)]
+    if not drawn:
+        raise UserError("explain pipeline: this config admits none of the schedules that are drawn")
     return Lesson(
         topic="pipeline",
         title=say("Pipelines: stages that wait less"),
         about=say("Each rank has some layers. Micro-batches go through them, forward and then backward."),
         config=asked.config_line,
-        frames=[*(_schedule(name, plan, found, say) for name, plan, found in drawn), _table(drawn, say)],
+        frames=[
+            *(_schedule(name, plan, found, say) for name, plan, found in drawn),
+            _table(drawn, asked.plan, say),
+        ],
         see=(
             ("codescent plan CONFIG --timeline FILE.svg", say("a picture of the step, also with real times")),
             ("codescent docs schedules", say("all schedules, with their papers")),
@@ -46,10 +52,19 @@ def _plans(asked: Asked) -> Iterator[tuple[str, Plan]]:
     """The plan of each schedule. One that the config does not admit is left out: its refusal is another lesson."""
     for name in SCHEDULES:
         virtual = 2 if name == "interleaved" else 1
+        values = {**_fewer(asked.plan), "parallel.schedule": name, "parallel.virtual_stages": virtual}
         try:
-            yield name, asked.other({"parallel.schedule": name, "parallel.virtual_stages": virtual})
+            yield name, asked.other(values)
         except UserError:
             continue
+
+
+def _fewer(plan: Plan) -> dict[str, Scalar]:
+    """A batch of so few micro-batches that they can be drawn; nothing if it has no more."""
+    work = plan.work
+    if work.num_microbatches <= MOST_MICROBATCHES:
+        return {}
+    return {"train.global_batch_size": plan.mesh.dp * work.microbatch_size * MOST_MICROBATCHES}
 
 
 def _simulated(plan: Plan) -> Simulation:
@@ -98,13 +113,15 @@ def _legend(found: Simulation, say: Language) -> list[tuple[Tone, str]]:
     return [(tone, name) for tone, name in names.items() if tone in there]
 
 
-def _table(drawn: list[tuple[str, Plan, Simulation]], say: Language) -> Frame:
+def _table(drawn: list[tuple[str, Plan, Simulation]], given: Plan, say: Language) -> Frame:
     rows = []
     for name, _, found in drawn:
         most = max(stage.peak_live for stage in found.stages)
         rows.append((name, three_digits(found.makespan_s), of_share(found.bubble_of_total), str(most)))
     plan = drawn[0][1]
     stages, count = plan.mesh.pp, plan.work.num_microbatches
+    own = given.work.num_microbatches
+    fewer = [say("The config has {number} micro-batches; the pictures have fewer.", number=own)] if own > count else []
     heads = (say("schedule"), say("units"), say("bubble"), say("micro-batches kept"))
     return Frame(
         say("Side by side"),
@@ -118,6 +135,7 @@ def _table(drawn: list[tuple[str, Plan, Simulation]], say: Language) -> Frame:
                 share=of_share((stages - 1) / (count + stages - 1)),
             ),
             say("There are m = {m} micro-batches. A stage with the head computes longer: the others wait.", m=count),
+            *fewer,
             say("More micro-batches make it smaller. gpipe keeps all of them, 1f1b at most p."),
         ),
     )

@@ -14,8 +14,10 @@ from codescent.explain.language import Language
 from codescent.explain.topic import Asked, Topic
 from codescent.plan import Mesh, Plan, Verb
 from codescent.plan.activations import CPU
+from codescent.plan.traffic import Collective
 
 EREW, CREW, CRCW = "EREW", "CREW", "CRCW sum"
+SUMMING = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE, Collective.PUSH)
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,11 @@ def _solutions(say: Language) -> dict[str, tuple[str, str]]:
 
 
 def _update(plan: Plan, say: Language) -> Frame:
-    sums = [record for record in plan.traffic if record.verb in (Verb.REDUCE, Verb.BACKWARD, Verb.STEP)]
+    sums = [
+        record
+        for record in plan.traffic
+        if record.collective in SUMMING and record.verb in (Verb.REDUCE, Verb.BACKWARD)
+    ]
     rows = [
         (say("gradients of a micro-batch"), CRCW, say("B*T: tokens"), say("the kernels above")),
         (

@@ -112,6 +112,8 @@ def _share(part: int, whole: int) -> str:
     if not part:
         return ""
     parts = whole / part
+    if parts < 1.05:
+        return "1"
     return f"1/{round(parts)}" if abs(parts - round(parts)) < 0.05 * parts else f"1/{parts:.3g}"
 
 
