@@ -8,10 +8,10 @@ from io import StringIO
 
 from rich.console import Console
 
-from codescent.explain.content import Chart, Figure, Frame, Grid, Lanes, Lesson, Network, Table
+from codescent.explain.content import Chart, Figure, Grid, Lesson, LessonFrame, NodeNetwork, RankLanes, TextTable
 from codescent.explain.language import language
 from codescent.explain.text import WIDTH, lesson_text
-from codescent.explain.topic import Asked
+from codescent.explain.topic import LessonInput
 from codescent.explain.topics import TOPICS
 from codescent.verbs.arguments import parse
 from codescent.verbs.explain import asked_of
@@ -21,7 +21,7 @@ WITHOUT_RANKS = [name for name in TOPICS if name != OF_REAL_RANKS]
 """Topics whose lessons start no process."""
 
 
-def asked(topic: str, *words: str, lang: str = "en") -> Asked:
+def asked(topic: str, *words: str, lang: str = "en") -> LessonInput:
     """What the topic is given."""
     return asked_of(parse(["explain", topic, *words]), TOPICS[topic], language(lang))
 
@@ -54,34 +54,34 @@ def said(one: Lesson) -> list[str]:
 def _of_figure(figure: Figure) -> list[str]:
     if isinstance(figure, Chart):
         return [figure.x, figure.y, *(line.name for line in figure.lines)]
-    if isinstance(figure, Table):
+    if isinstance(figure, TextTable):
         return [*figure.columns, *(cell for row in figure.rows for cell in row)]
     legend = [meaning for _, meaning in figure.legend]
     if isinstance(figure, Grid):
         cells = [cell.text for _, cells in figure.rows for cell in cells]
         return [*legend, figure.corner, *figure.columns, *(name for name, _ in figure.rows), *cells]
-    if isinstance(figure, Lanes):
+    if isinstance(figure, RankLanes):
         return [*legend, figure.unit, *figure.lanes, *(bar.text for bar in figure.bars)]
-    assert isinstance(figure, Network)
+    assert isinstance(figure, NodeNetwork)
     return [*legend, *(node.name for node in figure.nodes), *(link.text for link in figure.links)]
 
 
-def grid(frame: Frame) -> Grid:
+def grid(frame: LessonFrame) -> Grid:
     """The grid of a frame that has one figure."""
     (figure,) = frame.figures
     assert isinstance(figure, Grid)
     return figure
 
 
-def table(frame: Frame) -> Table:
+def table(frame: LessonFrame) -> TextTable:
     """The table of a frame that has one figure."""
     (figure,) = frame.figures
-    assert isinstance(figure, Table)
+    assert isinstance(figure, TextTable)
     return figure
 
 
-def lanes(frame: Frame) -> Lanes:
+def lanes(frame: LessonFrame) -> RankLanes:
     """The timeline of a frame that has one figure."""
     (figure,) = frame.figures
-    assert isinstance(figure, Lanes)
+    assert isinstance(figure, RankLanes)
     return figure

@@ -14,7 +14,7 @@ from runs import called
 
 from codescent.base import pages
 from codescent.base.amounts import of_bytes, of_share
-from codescent.explain.content import Arrow, Frame, Lanes, Network, Tone
+from codescent.explain.content import Arrow, LessonFrame, NodeNetwork, RankLanes, Tone
 from codescent.explain.text import WIDTH
 from codescent.explain.topics import TOPICS
 from codescent.explain.topics.flops import executed_flops, formulas, sizes_of
@@ -48,7 +48,7 @@ def test_a_lesson_fits_in_a_terminal(topic: str, lang: str) -> None:
     assert len({frame.title for frame in one.frames}) == len(one.frames)
     for frame in one.frames:
         for figure in frame.figures:
-            if isinstance(figure, Lanes):
+            if isinstance(figure, RankLanes):
                 drawn = {bar.tone for bar in figure.bars}
                 assert drawn, "a timeline in which nothing happens"
                 assert {tone for tone, _ in figure.legend} <= drawn, "the legend has what is not drawn"
@@ -221,7 +221,7 @@ def test_groups_of_an_axis_differ_on_it_alone() -> None:
     _, *groups, _ = lesson("hybrid").frames
     for axis, frame in zip(("pp", "dp_replicate", "tp"), groups, strict=True):
         (network,) = frame.figures
-        assert isinstance(network, Network)
+        assert isinstance(network, NodeNetwork)
         assert {end for link in network.links for end in (link.first, link.second)} == set(range(8))
         for link in network.links:
             first, second = plan.mesh.coordinates(link.first), plan.mesh.coordinates(link.second)
@@ -290,7 +290,7 @@ def test_samples_and_buckets_are_those_of_the_plan() -> None:
 @pytest.mark.parametrize("words", [(), ("llama3_8b", "--ranks", "8"), ("bert_squad",)], ids=["gpt2", "llama", "bert"])
 def test_each_operator_has_its_class_and_its_cost_in_letters(words: tuple[str, ...]) -> None:
     """Fault: an operator of a model has no class, a product a wrong one, or a cost in numbers where a letter is."""
-    frames: dict[str, Frame] = {frame.title: frame for frame in lesson("pram", *words).frames}
+    frames: dict[str, LessonFrame] = {frame.title: frame for frame in lesson("pram", *words).frames}
     rows = table(frames["A block"]).rows
     assert len(rows) > 6
     for name, cost, forward, over, backward, *_ in rows:

@@ -14,7 +14,7 @@ import pytest
 from lessons import WITHOUT_RANKS, lesson
 from runs import called
 
-from codescent.explain.content import Grid, Lanes, Network, Table
+from codescent.explain.content import Grid, NodeNetwork, RankLanes, TextTable
 from codescent.explain.language import language, languages
 from codescent.explain.page import page
 from codescent.explain.picture import picture
@@ -144,13 +144,13 @@ def test_nodes_and_cells_do_not_lie_on_each_other(topic: str) -> None:
     """Fault: circles of a network overlap, so that names cannot be read."""
     for frame in lesson(topic).frames:
         for figure in frame.figures:
-            if isinstance(figure, Grid | Lanes | Network):
+            if isinstance(figure, Grid | RankLanes | NodeNetwork):
                 shape = drawn(figure, frame.title)
                 assert shape.width > 100
                 assert shape.height > 30
             else:
-                assert not isinstance(figure, Table) or all(len(row) == len(figure.columns) for row in figure.rows)
-            if isinstance(figure, Network):
+                assert not isinstance(figure, TextTable) or all(len(row) == len(figure.columns) for row in figure.rows)
+            if isinstance(figure, NodeNetwork):
                 _apart(drawn(figure, frame.title).body)
 
 
@@ -160,7 +160,7 @@ def test_networks_of_many_ranks_are_apart(ranks: int) -> None:
     words = ("gpt2_124m", "--ranks", str(ranks), "parallel.pp=2", "parallel.tp=2", f"parallel.dp_shard={ranks // 4}")
     for frame in lesson("hybrid", *words).frames:
         for figure in frame.figures:
-            if isinstance(figure, Network):
+            if isinstance(figure, NodeNetwork):
                 _apart(drawn(figure, frame.title).body)
 
 

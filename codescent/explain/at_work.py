@@ -11,7 +11,7 @@ from codescent.clusters.link import Link
 from codescent.cost.coding import Coding
 from codescent.cost.simulate import SimulatedMessage, Span
 from codescent.cost.walked import Walk
-from codescent.explain.content import Arrow, Bar, Lanes, Tone
+from codescent.explain.content import Arrow, Bar, RankLanes, Tone
 from codescent.explain.language import Language
 from codescent.plan import Plan, Verb
 from codescent.planner.links import Links
@@ -49,7 +49,7 @@ class AtWork:
     """
 
     walk: Walk
-    lanes: Lanes
+    lanes: RankLanes
 
 
 def at_work(
@@ -80,7 +80,7 @@ def at_work(
     return AtWork(walk, _lanes(plan, walk, say, steps * walk.step_s, arrows=arrows))
 
 
-def _lanes(plan: Plan, walk: Walk, say: Language, end: float, *, arrows: bool) -> Lanes:
+def _lanes(plan: Plan, walk: Walk, say: Language, end: float, *, arrows: bool) -> RankLanes:
     bars = []
     for span in _until(walk, end):
         tone = TONES.get(span.instruction.verb, Tone.OTHER)
@@ -94,7 +94,7 @@ def _lanes(plan: Plan, walk: Walk, say: Language, end: float, *, arrows: bool) -
     shown = [arrow for arrow in joined(walk.flights) if arrow.received <= end] if arrows else []
     there = {bar.tone for bar in bars}
     legend = [(tone, name) for tone, name in _names(say).items() if tone in there]
-    return Lanes(names, bars, say("steps of arithmetic"), shown, legend)
+    return RankLanes(names, bars, say("steps of arithmetic"), shown, legend)
 
 
 def _until(walk: Walk, end: float) -> Iterator[Span]:

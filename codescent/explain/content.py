@@ -26,7 +26,7 @@ class Tone(StrEnum):
 
 
 @dataclass(frozen=True)
-class Cell:
+class GridCell:
     """A cell of a grid.
 
     Attributes:
@@ -52,7 +52,7 @@ class Grid:
     """
 
     columns: Sequence[str]
-    rows: Sequence[tuple[str, Sequence[Cell]]]
+    rows: Sequence[tuple[str, Sequence[GridCell]]]
     corner: str = ""
     legend: Sequence[tuple[Tone, str]] = ()
 
@@ -80,7 +80,7 @@ class Arrow:
 
 
 @dataclass(frozen=True)
-class Lanes:
+class RankLanes:
     """A timeline: a lane for each rank, time to the right.
 
     Attributes:
@@ -114,7 +114,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Link:
+class NodeLink:
     """Two nodes, by index, that talk to each other. `tone`: what they send; `is_new`: they talk in this frame."""
 
     first: int
@@ -125,16 +125,16 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Network:
+class NodeNetwork:
     """Who talks to whom."""
 
     nodes: Sequence[Node]
-    links: Sequence[Link]
+    links: Sequence[NodeLink]
     legend: Sequence[tuple[Tone, str]] = ()
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     """A line of a chart: points (x, y), in order of x."""
 
     name: str
@@ -150,14 +150,14 @@ class Chart:
         is_log: whether y is logarithmic.
     """
 
-    lines: Sequence[Line]
+    lines: Sequence[ChartLine]
     x: str
     y: str
     is_log: bool = False
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """Rows of text under heads. `numbers`: the columns, by index, that stand to the right."""
 
     columns: Sequence[str]
@@ -165,11 +165,11 @@ class Table:
     numbers: Sequence[int] = ()
 
 
-Figure = Grid | Lanes | Network | Chart | Table
+Figure = Grid | RankLanes | NodeNetwork | Chart | TextTable
 
 
 @dataclass(frozen=True)
-class Frame:
+class LessonFrame:
     """One step of a lesson.
 
     Attributes:
@@ -202,5 +202,5 @@ class Lesson:
     title: str
     about: str
     config: str
-    frames: Sequence[Frame]
+    frames: Sequence[LessonFrame]
     see: Sequence[tuple[str, str]] = field(default=())

@@ -8,7 +8,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from codescent.explain.content import Figure, Lesson, Table
+from codescent.explain.content import Figure, Lesson, TextTable
 from codescent.explain.language import Language
 from codescent.explain.text import WIDTH, figure_text
 from codescent.report.markdown import plain
@@ -38,7 +38,7 @@ def _lines(lesson: Lesson, say: Language) -> Iterator[str]:
 
 
 def _figure(figure: Figure) -> Iterator[str]:
-    if isinstance(figure, Table):
+    if isinstance(figure, TextTable):
         yield "| " + " | ".join(map(plain, figure.columns)) + " |"
         yield "|" + "".join("---:|" if column in figure.numbers else "---|" for column in range(len(figure.columns)))
         yield from ("| " + " | ".join(map(plain, row)) + " |" for row in figure.rows)

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import re
 import textwrap
-from importlib import resources
 
 from markupsafe import Markup
 
 from codescent import __version__
 from codescent.base.visible import visible
-from codescent.explain.content import Chart, Figure, Frame, Lesson, Table
-from codescent.explain.page import MARK, refuse_without_charts
+from codescent.explain.content import Chart, Figure, Lesson, LessonFrame, TextTable
+from codescent.explain.page import MARK, refuse_without_charts, text_of
 from codescent.explain.svg import LETTER, LINE, WIDE, Drawn, chart_svg, drawn, table_drawn
 
 MARGIN = 24.0
@@ -57,7 +56,7 @@ def picture(lesson: Lesson) -> str:
         for sentence in frame.after:
             sheet.write(sentence)
     width, height = sheet.width + 2 * MARGIN, sheet.y + MARGIN
-    style = (resources.files("codescent.explain") / "page.css").read_text("utf-8")
+    style = text_of("page.css")
     names = Markup('xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"')
     head = Markup(
         '<svg {0} viewBox="0 0 {1:.0f} {2:.0f}" width="{1:.0f}" height="{2:.0f}">\n'
@@ -66,8 +65,8 @@ def picture(lesson: Lesson) -> str:
     return f"{head}{Markup(chr(10)).join(sheet.parts)}\n</svg>\n"
 
 
-def _shapes(figure: Figure, frame: Frame, name: str) -> Drawn:
-    if isinstance(figure, Table):
+def _shapes(figure: Figure, frame: LessonFrame, name: str) -> Drawn:
+    if isinstance(figure, TextTable):
         return table_drawn(figure)
     if not isinstance(figure, Chart):
         return drawn(figure, frame.title)

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from codescent.base.amounts import of_number
 from codescent.base.visible import visible
-from codescent.explain.content import Chart, Grid, Lanes, Network, Table, Tone
+from codescent.explain.content import Chart, Grid, NodeNetwork, RankLanes, TextTable, Tone
 from codescent.report.content import Picture
 from codescent.report.page import inline_svg
 from codescent.report.style import PALETTE, PICTURE_IN, literal, plain
@@ -29,7 +29,7 @@ WIDE = 720.0
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure as shapes. Sizes are in pixels. `said`: what a reader hears who does not see it."""
+    """A figure as shapes. FormulaSizes are in pixels. `said`: what a reader hears who does not see it."""
 
     width: float
     height: float
@@ -43,11 +43,11 @@ class Drawn:
         return Markup(shape).format(self.width, self.height, self.said, self.body)
 
 
-def drawn(figure: Grid | Lanes | Network, title: str) -> Drawn:
+def drawn(figure: Grid | RankLanes | NodeNetwork, title: str) -> Drawn:
     """The shapes of a figure. `title`: of its frame."""
     if isinstance(figure, Grid):
         shapes = _grid(figure)
-    elif isinstance(figure, Lanes):
+    elif isinstance(figure, RankLanes):
         shapes = _lanes(figure)
     else:
         shapes = _network(figure)
@@ -56,7 +56,7 @@ def drawn(figure: Grid | Lanes | Network, title: str) -> Drawn:
     return Drawn(shapes.width, shapes.height + (high + LINE / 2 if high else 0), body, visible(title))
 
 
-def table_drawn(table: Table) -> Drawn:
+def table_drawn(table: TextTable) -> Drawn:
     """The shapes of a table, for a picture; a page has its own."""
     rows = [table.columns, *table.rows]
     widths = [_wide([row[column] for row in rows]) + 18 for column in range(len(table.columns))]
@@ -133,7 +133,7 @@ def _grid(grid: Grid) -> Drawn:
     return Drawn(left + cell * len(grid.columns), ROW * (len(grid.rows) + 1), _joined(parts()))
 
 
-def _lanes(lanes: Lanes) -> Drawn:
+def _lanes(lanes: RankLanes) -> Drawn:
     left = _wide(lanes.lanes) + 10
     unit = (WIDE - left) / lanes.end
     high = LANE * len(lanes.lanes)
@@ -172,7 +172,7 @@ def _arrow(x: float, y: float, to_x: float, to_y: float, text: str) -> Markup:
     return line + shape + (_text((x + to_x) / 2 + 4, (y + to_y) / 2 + 4, text, "small on-line") if text else Markup())
 
 
-def _network(network: Network) -> Drawn:
+def _network(network: NodeNetwork) -> Drawn:
     deep = 50.0 + 55.0 * min(8, len({round(node.y, 3) for node in network.nodes}))
     margin = max(NODE + 4, _wide([node.name for node in network.nodes]) / 2)
     width = min(WIDE, 120.0 + 2 * margin + 90.0 * len({round(node.x, 3) for node in network.nodes}))

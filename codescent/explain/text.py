@@ -14,7 +14,7 @@ from rich.text import Text
 
 from codescent.base.amounts import of_number
 from codescent.base.visible import visible
-from codescent.explain.content import Chart, Figure, Frame, Grid, Lanes, Lesson, Network, Table, Tone
+from codescent.explain.content import Chart, Figure, Grid, Lesson, LessonFrame, NodeNetwork, RankLanes, TextTable, Tone
 from codescent.explain.language import Language
 
 WIDTH = 80
@@ -69,7 +69,7 @@ def lesson_text(lesson: Lesson, say: Language) -> Iterator[RenderableType]:
             yield Padding(Text(f"{command}\n  {visible(shows)}"), (0, 0, 0, 2))
 
 
-def _frame(frame: Frame, number: int, frames: int) -> Iterator[RenderableType]:
+def _frame(frame: LessonFrame, number: int, frames: int) -> Iterator[RenderableType]:
     of = f"{number}/{frames} " if frames > 1 else ""
     yield Text(f"{of}{visible(frame.title)}", style="bold")
     yield from (Text(visible(sentence)) for sentence in frame.says)
@@ -85,9 +85,9 @@ def figure_text(figure: Figure) -> Iterator[RenderableType]:
     """One figure."""
     if isinstance(figure, Grid):
         yield from _grid(figure)
-    elif isinstance(figure, Lanes):
+    elif isinstance(figure, RankLanes):
         yield from _lanes(figure)
-    elif isinstance(figure, Network):
+    elif isinstance(figure, NodeNetwork):
         yield from _network(figure)
     elif isinstance(figure, Chart):
         yield from _chart(figure)
@@ -147,7 +147,7 @@ def _blocks(widths: Sequence[int], room: int) -> Iterator[Sequence[int]]:
     yield part
 
 
-def _lanes(lanes: Lanes) -> Iterator[Text]:
+def _lanes(lanes: RankLanes) -> Iterator[Text]:
     """A row of characters for each lane: bars as letters, or as their texts where these fit."""
     label = max(len(name) for name in lanes.lanes) + 1
     columns = WIDTH - label
@@ -177,7 +177,7 @@ def _lanes(lanes: Lanes) -> Iterator[Text]:
         )
 
 
-def _network(network: Network) -> Iterator[Text]:
+def _network(network: NodeNetwork) -> Iterator[Text]:
     """A line for each node: to whom it talks."""
     label = max(len(node.name) for node in network.nodes) + 1
     for number, node in enumerate(network.nodes):
@@ -206,7 +206,7 @@ def _chart(chart: Chart) -> Iterator[RenderableType]:
         at = [one.get(x) for one in values]
         rows.append([f"{x:g}", *map(_value, at), "#" * _length(at[0], first, is_log=chart.is_log)])
     heads = [chart.x, *(line.name for line in chart.lines), chart.y]
-    yield _table(Table(heads, rows, numbers=range(len(chart.lines) + 1)), whole=len(heads) - 1)
+    yield _table(TextTable(heads, rows, numbers=range(len(chart.lines) + 1)), whole=len(heads) - 1)
 
 
 def _value(number: float | None) -> str:
@@ -223,7 +223,7 @@ def _length(value: float | None, all_: Sequence[float], *, is_log: bool) -> int:
     return max(0, round(BAR * value / (max(all_) or 1.0)))
 
 
-def _table(table: Table, whole: int | None = None) -> RichTable:
+def _table(table: TextTable, whole: int | None = None) -> RichTable:
     """A table of rich. `whole`: the index of a column whose cells are not broken into lines."""
     shown = RichTable(box=box.SIMPLE_HEAD, width=WIDTH, pad_edge=False, padding=(0, 1, 0, 0))
     for number, head in enumerate(table.columns):

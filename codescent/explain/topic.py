@@ -1,4 +1,4 @@
-"""In: what the command line asks for. Out: `Topic`, a row of the table of topics; `Asked`, what a topic is given.
+"""In: what the command line asks for. Out: `Topic`, a row of the table of topics; `LessonInput`, what a topic is given.
 Knows no topic (topics/ has a file for each) and reads no file."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from codescent.preflight import absent, laid_out, plan_of
 
 
 @dataclass(frozen=True)
-class Asked:
+class LessonInput:
     """What a topic explains.
 
     Attributes:
@@ -59,7 +59,7 @@ class Topic:
 
     about: str
     words: tuple[str, ...]
-    lesson: Callable[[Asked], Lesson]
+    lesson: Callable[[LessonInput], Lesson]
     refuses: Callable[[Plan], str] = lambda plan: ""
 
 

@@ -18,7 +18,7 @@ from codescent.explain import markdown, page, picture
 from codescent.explain.content import Lesson
 from codescent.explain.language import Language, language
 from codescent.explain.text import WIDTH, lesson_text
-from codescent.explain.topic import Asked, Topic, planned
+from codescent.explain.topic import LessonInput, Topic, planned
 from codescent.explain.topics import TOPICS
 from codescent.verbs.config import resolved_of
 from codescent.verbs.picture import may_replace, no_file
@@ -67,7 +67,7 @@ def _topic(arguments: Namespace, problems: list[str]) -> Topic | None:
     return TOPICS[name]
 
 
-def asked_of(arguments: Namespace, topic: Topic, words: Language) -> Asked:
+def asked_of(arguments: Namespace, topic: Topic, words: Language) -> LessonInput:
     """What is explained. Raises UserError: the config is refused, or has nothing to show of the topic."""
     if arguments.config is None:
         arguments.config = DEFAULT
@@ -77,7 +77,7 @@ def asked_of(arguments: Namespace, topic: Topic, words: Language) -> Asked:
         fitting = [name for name, other in TOPICS.items() if other is not topic and not other.refuses(plan)]
         other = f". This config has something to show of: {', '.join(fitting)}" if fitting else ""
         raise UserError(f"explain {arguments.topic}: {why}{other}")
-    return Asked(config, plan, words)
+    return LessonInput(config, plan, words)
 
 
 def _list(words: Language) -> None:

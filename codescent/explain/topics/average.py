@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from codescent.base.amounts import of_bytes, of_share
 from codescent.explain.at_work import AtWork, at_work
-from codescent.explain.content import Frame, Lesson, Table
+from codescent.explain.content import Lesson, LessonFrame, TextTable
 from codescent.explain.language import Language
-from codescent.explain.topic import Asked, Topic
+from codescent.explain.topic import LessonInput, Topic
+from codescent.explain.topics import server
 from codescent.plan import Plan
 
 PERIODS = (0, 2, 5, 10)
@@ -17,7 +18,7 @@ QUIET = {"train.eval_every": 0, "checkpoint.every": 0}
 """What is due at the end of a round alone, and would exclude periods."""
 
 
-def lesson(asked: Asked) -> Lesson:
+def lesson(asked: LessonInput) -> Lesson:
     """A timeline for each period, then what it sends."""
     say = asked.say
     shown = []
@@ -37,33 +38,33 @@ def lesson(asked: Asked) -> Lesson:
     )
 
 
-def _frame(period: int, work: AtWork, say: Language) -> Frame:
+def _frame(period: int, work: AtWork, say: Language) -> LessonFrame:
     if not period:
         title = say("Gradients are summed in each step")
         says = (say("All replicas have the same weights, always: the losses are those of one process."),)
     else:
         title = say("Weights are averaged each {number} steps", number=period)
         says = (say("Between two averages the replicas' weights drift apart. The losses depend on the period."),)
-    return Frame(title, says, (work.lanes,))
+    return LessonFrame(title, says, (work.lanes,))
 
 
-def _table(shown: list[tuple[int, Plan, AtWork]], say: Language) -> Frame:
+def _table(shown: list[tuple[int, Plan, AtWork]], say: Language) -> LessonFrame:
     rows = []
     for period, plan, work in shown:
         steps = max(1, period)
         sent = sum(plan.sent_bytes(0, number) for number in range(steps)) / steps
         rows.append((str(period or "-"), of_bytes(sent), of_share(work.walk.computes)))
     heads = (say("steps from one average to the next"), say("sent a step"), say("time that computes"))
-    return Frame(say("Side by side"), (), (Table(heads, rows, numbers=(0, 1, 2)),))
+    return LessonFrame(say("Side by side"), (), (TextTable(heads, rows, numbers=(0, 1, 2)),))
 
 
 def refuses(plan: Plan) -> str:
     """There have to be replicas that exchange gradients or weights in rounds."""
     if plan.mesh.dp_replicate < 2:
         return "it needs replicas that average, and this config has one; give parallel.dp_replicate=2 and --ranks 2"
-    if plan.layout.served or plan.layout.gossip != "none":
-        return "replicas of this config meet at servers, or gossip; leave out parallel.servers and parallel.gossip"
-    return ""
+    if plan.layout.gossip != "none":
+        return "replicas of this config gossip; leave out parallel.gossip"
+    return server.why_not_without(plan)
 
 
 TOPIC = Topic(

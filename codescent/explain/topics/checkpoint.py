@@ -5,9 +5,20 @@ Does not save (checkpoint/ does) and does not measure a disk."""
 from __future__ import annotations
 
 from codescent.base.amounts import of_bytes, of_seconds, of_share
-from codescent.explain.content import Bar, Cell, Chart, Frame, Grid, Lanes, Lesson, Line, Table, Tone
+from codescent.explain.content import (
+    Bar,
+    Chart,
+    ChartLine,
+    Grid,
+    GridCell,
+    Lesson,
+    LessonFrame,
+    RankLanes,
+    TextTable,
+    Tone,
+)
 from codescent.explain.language import Language
-from codescent.explain.topic import Asked, Topic
+from codescent.explain.topic import LessonInput, Topic
 from codescent.plan import Plan
 from codescent.plan.state import state_of_rank
 from codescent.planner.checkpoints import best_interval
@@ -20,7 +31,7 @@ SAVES_S = (1.0, 10.0, 60.0)
 CURVE_H = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
-def lesson(asked: Asked) -> Lesson:
+def lesson(asked: LessonInput) -> Lesson:
     """The parts, two saves as timelines, the interval."""
     say, plan = asked.say, asked.plan
     return Lesson(
@@ -36,7 +47,7 @@ def lesson(asked: Asked) -> Lesson:
     )
 
 
-def _parts(plan: Plan, say: Language) -> Frame:
+def _parts(plan: Plan, say: Language) -> LessonFrame:
     """A tensor that several ranks hold is written by one of them: the first."""
     mesh = plan.mesh
     kinds = (Tone.WEIGHTS, Tone.OPTIMIZER)
@@ -56,11 +67,14 @@ def _parts(plan: Plan, say: Language) -> Frame:
     ranks = range(min(mesh.world_size, MOST_RANKS))
     names = {Tone.WEIGHTS: say("weights"), Tone.OPTIMIZER: say("optimizer state")}
     rows = [
-        (names[kind], [Cell(of_bytes(sums[kind][rank]), kind if sums[kind][rank] else Tone.NOTHING) for rank in ranks])
+        (
+            names[kind],
+            [GridCell(of_bytes(sums[kind][rank]), kind if sums[kind][rank] else Tone.NOTHING) for rank in ranks],
+        )
         for kind in kinds
     ]
     held = of_bytes(state_of_rank(plan, 0).total_bytes)
-    return Frame(
+    return LessonFrame(
         say("Who writes what"),
         (say("Each part is written once. Of ranks that hold the same part, one writes it."),),
         (Grid([say("rank {number}", number=rank) for rank in ranks], rows),),
@@ -68,16 +82,16 @@ def _parts(plan: Plan, say: Language) -> Frame:
     )
 
 
-def _files(say: Language) -> Frame:
+def _files(say: Language) -> LessonFrame:
     rows = (
         ("*.safetensors", say("the tensors, with a hash of each file")),
         ("manifest.json", say("which part of which tensor is in which file; step, seeds, position in the data")),
         (say("the name of the folder"), say("is given last: a folder without it is not complete, and is not loaded")),
     )
-    return Frame(say("The files"), (), (Table((say("file"), say("what it has")), rows),))
+    return LessonFrame(say("The files"), (), (TextTable((say("file"), say("what it has")), rows),))
 
 
-def _beside(say: Language) -> Frame:
+def _beside(say: Language) -> LessonFrame:
     """A save that training waits for, and one beside training."""
     bars: list[Bar] = []
     for lane, waits in ((0, COPY + WRITE), (2, COPY)):
@@ -98,40 +112,40 @@ def _beside(say: Language) -> Frame:
         (Tone.WAITING, say("training waits")),
         (Tone.MESSAGE, say("the disk writes")),
     ]
-    return Frame(
+    return LessonFrame(
         say("A save beside training"),
         (
             say("With checkpoint.asynchronous the tensors are copied. Then training goes on while the disk writes."),
             say("The copy has the values of that moment, and needs their memory once more."),
         ),
-        (Lanes(lanes, bars, say("steps"), legend=legend),),
+        (RankLanes(lanes, bars, say("steps"), legend=legend),),
     )
 
 
-def _interval(say: Language) -> Frame:
+def _interval(say: Language) -> LessonFrame:
     rows = []
     for hours in MTBF_H:
         for save_s in SAVES_S:
             best = best_interval(hours * 3600, save_s)
             rows.append((f"{hours:g} h", of_seconds(save_s), of_seconds(best.seconds), of_share(best.effective)))
     heads = (say("between failures"), say("a save stops training for"), say("best interval"), say("time that trains"))
-    return Frame(
+    return LessonFrame(
         say("How often"),
         (say("Too often: saves take the time. Too seldom: a failure loses much. The best is about sqrt(2 d M)."),),
-        (Table(heads, rows, numbers=range(4)),),
+        (TextTable(heads, rows, numbers=range(4)),),
         (say("d: seconds of a save. M: mean seconds between failures of the run; more machines, more failures."),),
     )
 
 
-def _curve(say: Language) -> Frame:
+def _curve(say: Language) -> LessonFrame:
     lines = []
     for save_s in SAVES_S:
         points = [
             (hours, 100 * best_interval(hours * 3600, save_s).effective) for hours in (1, 2, 4, 8, 16, 32, 64, 128)
         ]
-        lines.append(Line(say("save: {seconds}", seconds=of_seconds(save_s)), [(float(x), y) for x, y in points]))
+        lines.append(ChartLine(say("save: {seconds}", seconds=of_seconds(save_s)), [(float(x), y) for x, y in points]))
     chart = Chart(lines, say("hours between failures"), say("% that trains"))
-    return Frame(say("What is left of the time"), (), (chart,))
+    return LessonFrame(say("What is left of the time"), (), (chart,))
 
 
 TOPIC = Topic(

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from codescent.base.amounts import of_bytes, of_share
 from codescent.base.errors import UserError
 from codescent.explain.at_work import AtWork, at_work
-from codescent.explain.content import Cell, Frame, Grid, Lesson, Table, Tone
+from codescent.explain.content import Grid, GridCell, Lesson, LessonFrame, TextTable, Tone
 from codescent.explain.language import Language
-from codescent.explain.topic import Asked, Topic
+from codescent.explain.topic import LessonInput, Topic
 from codescent.plan import Plan
 
 FORMS = ("none", "bf16", "int8", "int4", "sign", "topk:0.01", "powersgd:4")
@@ -20,7 +20,7 @@ KEPT = 2
 STEPS = 1.0
 
 
-def lesson(asked: Asked) -> Lesson:
+def lesson(asked: LessonInput) -> Lesson:
     """The forms, an example with error feedback, timelines."""
     say = asked.say
     shown: list[tuple[str, Plan, AtWork]] = []
@@ -43,7 +43,7 @@ def lesson(asked: Asked) -> Lesson:
     )
 
 
-def _forms(shown: Sequence[tuple[str, Plan, AtWork]], say: Language) -> Frame:
+def _forms(shown: Sequence[tuple[str, Plan, AtWork]], say: Language) -> LessonFrame:
     what = {
         "none": say("each number in the format of the gradients"),
         "bf16": say("16 bits a number"),
@@ -67,15 +67,15 @@ def _forms(shown: Sequence[tuple[str, Plan, AtWork]], say: Language) -> Frame:
         say("of none"),
         say("time that computes"),
     )
-    return Frame(
+    return LessonFrame(
         say("The forms"),
         (say("The link needs half of a step's arithmetic to send all gradients once, as they are."),),
-        (Table(heads, rows, numbers=(2, 3, 4)),),
+        (TextTable(heads, rows, numbers=(2, 3, 4)),),
         (say("computes: the share of the time in which the busiest rank computes."),),
     )
 
 
-def _feedback(say: Language) -> list[Frame]:
+def _feedback(say: Language) -> list[LessonFrame]:
     """The example: the largest two of eight numbers are sent; the rest waits, and grows."""
     rest = [0.0] * len(EXAMPLE)
     frames = []
@@ -85,15 +85,14 @@ def _feedback(say: Language) -> list[Frame]:
         sent = [value if index in largest else 0.0 for index, value in enumerate(wanted)]
         left = [value - given for value, given in zip(wanted, sent, strict=True)]
         rows = [
-            (say("gradient"), [Cell(f"{value:.2f}", Tone.GRADIENTS) for value in EXAMPLE]),
-            (say("left from before"), [Cell(f"{value:.2f}" if value else "", Tone.OTHER) for value in rest]),
-            (say("together"), [Cell(f"{value:.2f}", Tone.ACTIVATIONS) for value in wanted]),
-            (say("sent"), [Cell(f"{value:.2f}" if value else "", Tone.MESSAGE if value else Tone.NOTHING, bool(value))
-                           for value in sent]),
-            (say("left"), [Cell(f"{value:.2f}" if value else "", Tone.OTHER) for value in left]),
-        ]  # fmt: skip
+            (say("gradient"), [GridCell(f"{value:.2f}", Tone.GRADIENTS) for value in EXAMPLE]),
+            (say("left from before"), _cells(rest, Tone.OTHER)),
+            (say("together"), [GridCell(f"{value:.2f}", Tone.ACTIVATIONS) for value in wanted]),
+            (say("sent"), _cells(sent, Tone.MESSAGE)),
+            (say("left"), _cells(left, Tone.OTHER)),
+        ]
         frames.append(
-            Frame(
+            LessonFrame(
                 say("Error feedback, step {number}", number=step),
                 (say("An example of eight numbers. The two largest are sent; what is left waits."),),
                 (Grid([str(index) for index in range(len(EXAMPLE))], rows),),
@@ -103,9 +102,17 @@ def _feedback(say: Language) -> list[Frame]:
     return frames
 
 
-def _timelines(shown: Sequence[tuple[str, Plan, AtWork]], say: Language) -> list[Frame]:
+def _cells(values: Sequence[float], tone: Tone) -> list[GridCell]:
+    """Cells of numbers; of none for 0. What is sent is marked."""
+    return [
+        GridCell(f"{value:.2f}", tone, tone is Tone.MESSAGE) if value else GridCell("", Tone.NOTHING)
+        for value in values
+    ]
+
+
+def _timelines(shown: Sequence[tuple[str, Plan, AtWork]], say: Language) -> list[LessonFrame]:
     picked = [one for one in shown if one[0] in ("none", "int8", "topk:0.01")]
-    return [Frame(say("A step with {form}", form=form), (), (work.lanes,)) for form, _, work in picked]
+    return [LessonFrame(say("A step with {form}", form=form), (), (work.lanes,)) for form, _, work in picked]
 
 
 def refuses(plan: Plan) -> str:

@@ -7,16 +7,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from codescent.base.amounts import of_bytes
-from codescent.explain.content import Cell, Frame, Grid, Lesson, Table, Tone
+from codescent.explain.content import Grid, GridCell, Lesson, LessonFrame, TextTable, Tone
 from codescent.explain.language import Language
 from codescent.explain.purposes import joined, purpose
-from codescent.explain.topic import Asked, Topic
+from codescent.explain.topic import LessonInput, Topic
 from codescent.plan import Plan
 
 MOST_RANKS = 8
 
 
-def lesson(asked: Asked) -> Lesson:
+def lesson(asked: LessonInput) -> Lesson:
     """The parts, who sees whom, the hops, the bytes."""
     say, plan = asked.say, asked.plan
     return Lesson(
@@ -45,18 +45,18 @@ def _own(plan: Plan, index: int) -> set[int]:
     return {*parts_of(plan, index)} if _is_balanced(plan) else {2 * index, 2 * index + 1}
 
 
-def _parts(plan: Plan, say: Language) -> Frame:
+def _parts(plan: Plan, say: Language) -> LessonFrame:
     degree = plan.mesh.cp
     size = plan.work.positions(-1) // (2 * degree)
     rows = []
     for index in range(degree):
         own = _own(plan, index)
-        cells = [Cell(str(part) if part in own else "", Tone.ACTIVATIONS if part in own else Tone.NOTHING)
+        cells = [GridCell(str(part) if part in own else "", Tone.ACTIVATIONS if part in own else Tone.NOTHING)
                  for part in range(2 * degree)]  # fmt: skip
         rows.append((say("rank {number}", number=index), cells))
     why = say("A late position sees more keys than an early one. So each rank has an early and a late part.")
     whole = say("All positions see all keys. So each rank has neighbouring parts.")
-    return Frame(
+    return LessonFrame(
         say("The parts of a sequence"),
         (say("{parts} parts of {size} positions.", parts=2 * degree, size=f"{size:,}"),),
         (Grid([str(part) for part in range(2 * degree)], rows, say("part")),),
@@ -64,7 +64,7 @@ def _parts(plan: Plan, say: Language) -> Frame:
     )
 
 
-def _pairs(plan: Plan, say: Language) -> Frame:
+def _pairs(plan: Plan, say: Language) -> LessonFrame:
     degree, rows = plan.mesh.cp, []
     for index in range(degree):
         cells = []
@@ -73,11 +73,11 @@ def _pairs(plan: Plan, say: Language) -> Frame:
                 1.0 if key < query or not _is_balanced(plan) else 0.5 if key == query else 0.0
                 for query in _own(plan, index) for key in _own(plan, source)
             )  # fmt: skip
-            cells.append(Cell(f"{pairs:g}", Tone.FORWARD))
+            cells.append(GridCell(f"{pairs:g}", Tone.FORWARD))
         total = sum(float(cell.text) for cell in cells)
-        rows.append((say("rank {number}", number=index), [*cells, Cell(f"{total:g}", Tone.OTHER)]))
+        rows.append((say("rank {number}", number=index), [*cells, GridCell(f"{total:g}", Tone.OTHER)]))
     heads = [*(say("of {number}", number=source) for source in range(degree)), say("all")]
-    return Frame(
+    return LessonFrame(
         say("Work of each rank"),
         (say("Pairs of parts that a rank computes, with the keys of each rank. A part with itself is half a pair."),),
         (Grid(heads, rows, say("queries")),),
@@ -85,10 +85,10 @@ def _pairs(plan: Plan, say: Language) -> Frame:
     )
 
 
-def _hops(plan: Plan, say: Language) -> Iterator[Frame]:
+def _hops(plan: Plan, say: Language) -> Iterator[LessonFrame]:
     degree = plan.mesh.cp
     if plan.layout.context != "ring":
-        yield Frame(
+        yield LessonFrame(
             say("One gather"),
             (say("All keys and values are gathered before attention, and summed back after backward."),),
         )
@@ -97,17 +97,19 @@ def _hops(plan: Plan, say: Language) -> Iterator[Frame]:
         rows = []
         for index in range(degree):
             has = (index - hop) % degree
-            cells = [Cell("K V", Tone.WEIGHTS, is_new=True) if source == has else Cell() for source in range(degree)]
+            cells = [
+                GridCell("K V", Tone.WEIGHTS, is_new=True) if source == has else GridCell() for source in range(degree)
+            ]
             rows.append((say("rank {number}", number=index), cells))
         sends = say("Meanwhile it sends them to the next rank.") if hop < degree - 1 else say("Now all have seen all.")
-        yield Frame(
+        yield LessonFrame(
             say("Hop {number} of {hops}", number=hop, hops=degree - 1),
             (say("Each rank computes with the keys and values of one rank."), sends),
             (Grid([say("of {number}", number=source) for source in range(degree)], rows),),
         )
 
 
-def _bytes(plan: Plan, say: Language) -> Frame:
+def _bytes(plan: Plan, say: Language) -> LessonFrame:
     records = joined(record for record in plan.traffic if record.axis == "cp")
     rows = []
     for record in records:
@@ -115,7 +117,7 @@ def _bytes(plan: Plan, say: Language) -> Frame:
         sent = of_bytes(record.wire_bytes(plan.mesh.cp) * record.times)
         rows.append((purpose(record, say), record.collective.value, record.verb.value, str(record.times), sent, hidden))
     heads = (say("what"), say("collective"), say("in"), say("times"), say("a rank sends"), say("hidden by"))
-    return Frame(say("What the ranks send in a step"), (), (Table(heads, rows, numbers=(3, 4)),))
+    return LessonFrame(say("What the ranks send in a step"), (), (TextTable(heads, rows, numbers=(3, 4)),))
 
 
 def refuses(plan: Plan) -> str:

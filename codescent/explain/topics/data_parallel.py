@@ -8,16 +8,16 @@ from collections.abc import Sequence
 
 from codescent.base.amounts import of_bytes, of_share
 from codescent.explain.at_work import at_work
-from codescent.explain.content import Cell, Frame, Grid, Lesson, Table, Tone
+from codescent.explain.content import Grid, GridCell, Lesson, LessonFrame, TextTable, Tone
 from codescent.explain.language import Language
 from codescent.explain.purposes import purpose
-from codescent.explain.topic import Asked, Topic
+from codescent.explain.topic import LessonInput, Topic
 from codescent.plan import Plan, Verb
 
 MOST_RANKS, MOST_SAMPLES, MOST_BUCKETS = 8, 12, 8
 
 
-def lesson(asked: Asked) -> Lesson:
+def lesson(asked: LessonInput) -> Lesson:
     """Samples, a step, its buckets, then the rules of rates."""
     say, plan = asked.say, asked.plan
     return Lesson(
@@ -34,17 +34,17 @@ def lesson(asked: Asked) -> Lesson:
     )
 
 
-def _samples(plan: Plan, say: Language) -> Frame:
+def _samples(plan: Plan, say: Language) -> LessonFrame:
     rows = []
     batch = plan.work.global_batch_size
     shown = range(min(batch, MOST_SAMPLES))
     for rank in range(min(plan.mesh.world_size, MOST_RANKS)):
         own = [sample for part in range(plan.work.num_microbatches) for sample in plan.samples(rank, part)]
-        cells = [Cell(str(sample) if sample in own else "", Tone.ACTIVATIONS if sample in own else Tone.NOTHING)
+        cells = [GridCell(str(sample) if sample in own else "", Tone.ACTIVATIONS if sample in own else Tone.NOTHING)
                  for sample in shown]  # fmt: skip
         rows.append((say("rank {number}", number=rank), cells))
     more = () if batch <= MOST_SAMPLES else (say("The batch has {number} samples.", number=f"{batch:,}"),)
-    return Frame(
+    return LessonFrame(
         say("Who has which samples"),
         (say("The samples of a step, by their number. Each rank has others, and each sample belongs to one rank."),),
         (Grid(["" for _ in shown], rows, ""),),
@@ -55,9 +55,9 @@ def _samples(plan: Plan, say: Language) -> Frame:
     )
 
 
-def _step(plan: Plan, say: Language) -> Frame:
+def _step(plan: Plan, say: Language) -> LessonFrame:
     work = at_work(plan, say, 1.0)
-    return Frame(
+    return LessonFrame(
         say("A step"),
         (
             say("Forward and backward need no other rank. Then the sums are needed, and all wait for them."),
@@ -68,7 +68,7 @@ def _step(plan: Plan, say: Language) -> Frame:
     )
 
 
-def _buckets(plan: Plan, say: Language) -> Frame:
+def _buckets(plan: Plan, say: Language) -> LessonFrame:
     records = [record for record in plan.traffic if record.verb in (Verb.REDUCE, Verb.BACKWARD)]
     rows: list[Sequence[str]] = []
     for number, record in enumerate(records[:MOST_BUCKETS]):
@@ -78,15 +78,15 @@ def _buckets(plan: Plan, say: Language) -> Frame:
     heads = (say("number"), say("what"), say("collective"), say("a rank sends"), say("overlaps with"))
     more = len(records) - MOST_BUCKETS
     rest = [say.many("{number} more is like these.", "{number} more are like these.", more)] if more > 0 else []
-    return Frame(
+    return LessonFrame(
         say("The buckets"),
         (say("Gradients are sent in buckets. A bucket goes as soon as backward has filled it."),),
-        (Table(heads, rows, numbers=(0, 3)),),
+        (TextTable(heads, rows, numbers=(0, 3)),),
         (*rest, say("A ring sends 2 (n - 1) / n of the bytes of a bucket, on n ranks.")),
     )
 
 
-def _rates(plan: Plan, say: Language) -> Frame:
+def _rates(plan: Plan, say: Language) -> LessonFrame:
     ranks = plan.mesh.dp
     rows = [
         ("none", say("the rate stays: the batch is the same, however many ranks share it"), "1"),
@@ -94,10 +94,10 @@ def _rates(plan: Plan, say: Language) -> Frame:
         ("linear", say("for a batch that grows with the ranks (Goyal et al. 2017)"), str(ranks)),
     ]
     heads = ("optimizer.scale_learning_rate", say("when"), say("factor on {number} ranks", number=ranks))
-    return Frame(
+    return LessonFrame(
         say("The learning rate"),
         (say("train.global_batch_size is of all ranks together. More ranks do not change it."),),
-        (Table(heads, rows, numbers=(2,)),),
+        (TextTable(heads, rows, numbers=(2,)),),
     )
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from codescent.base.amounts import of_share, three_digits
 from codescent.cost.operators import operators_of_depth
-from codescent.explain.content import Frame, Lesson, Table
+from codescent.explain.content import Lesson, LessonFrame, TextTable
 from codescent.explain.language import Language
-from codescent.explain.topic import Asked, Topic
+from codescent.explain.topic import LessonInput, Topic
 from codescent.plan import AXES, Plan
 from codescent.plan.activations import CPU
 
@@ -33,7 +33,7 @@ class Formula:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class FormulaSizes:
     """What the formulas are made of.
 
     N: parameters, without an embedding that is only looked up. L: layers. C: channels.
@@ -52,17 +52,17 @@ class Sizes:
         return self.positions * self.samples
 
 
-def sizes_of(plan: Plan) -> Sizes:
+def sizes_of(plan: Plan) -> FormulaSizes:
     """The sizes of a plan with one sequence."""
     positions, work = plan.work.positions(-1), plan.work
     tokens = work.global_batch_size * positions
     n = round(plan.flops().dense_flops / (6 * tokens))
-    return Sizes(
+    return FormulaSizes(
         n, plan.model.num_layers, plan.model.num_heads * plan.model.head_dim, positions, work.global_batch_size
     )
 
 
-def formulas(sizes: Sizes) -> tuple[Formula, ...]:
+def formulas(sizes: FormulaSizes) -> tuple[Formula, ...]:
     """Each formula with the sizes put in."""
     n, pairs = sizes.n, sizes.layers * sizes.channels * sizes.positions
     return (
@@ -74,7 +74,7 @@ def formulas(sizes: Sizes) -> tuple[Formula, ...]:
     )
 
 
-def lesson(asked: Asked) -> Lesson:
+def lesson(asked: LessonInput) -> Lesson:
     """Sizes, formulas, and what is executed."""
     plan, say = asked.plan, asked.say
     sizes = sizes_of(plan)
@@ -91,7 +91,7 @@ def lesson(asked: Asked) -> Lesson:
     )
 
 
-def _sizes(sizes: Sizes, say: Language) -> Frame:
+def _sizes(sizes: FormulaSizes, say: Language) -> LessonFrame:
     rows = (
         ("N", f"{sizes.n:,}", say("parameters, without an embedding that is only looked up")),
         ("L", f"{sizes.layers:,}", say("layers")),
@@ -99,27 +99,27 @@ def _sizes(sizes: Sizes, say: Language) -> Frame:
         ("T", f"{sizes.positions:,}", say("positions of a sample")),
         ("B", f"{sizes.samples:,}", say("samples of a step, of all ranks together")),
     )
-    return Frame(
+    return LessonFrame(
         say("The sizes"),
-        figures=(Table((say("letter"), say("size"), say("what it is")), rows, numbers=(1,)),),
+        figures=(TextTable((say("letter"), say("size"), say("what it is")), rows, numbers=(1,)),),
         after=(say("A FLOP is one addition or one multiplication of floating-point numbers."),),
     )
 
 
-def _formulas(sizes: Sizes, say: Language) -> Frame:
+def _formulas(sizes: FormulaSizes, say: Language) -> LessonFrame:
     rows = []
     for formula in formulas(sizes):
         what = say("forward") if formula.is_forward else say("forward and backward")
         step = formula.flops * sizes.tokens
         rows.append((formula.name, what, amount(formula.flops), amount(step), formula.source))
     heads = (say("a token"), say("of"), say("FLOPs a token"), say("FLOPs a step"), say("used by"))
-    return Frame(
+    return LessonFrame(
         say("The formulas"),
         (
             say("A product with a matrix needs 2 FLOPs for each of its numbers: one to multiply, one to add."),
             say("Backward needs twice as much: gradients of the inputs, and gradients of the weights."),
         ),
-        (Table(heads, rows, numbers=(2, 3)),),
+        (TextTable(heads, rows, numbers=(2, 3)),),
         (
             say("6NBT is 6N times the B T tokens of a step."),
             say("Attention compares each pair of positions: 2CT FLOPs for scores, 2CT for sums, in each layer."),
@@ -128,7 +128,7 @@ def _formulas(sizes: Sizes, say: Language) -> Frame:
     )
 
 
-def _executed(plan: Plan, sizes: Sizes, say: Language) -> Frame:
+def _executed(plan: Plan, sizes: FormulaSizes, say: Language) -> LessonFrame:
     executed = executed_flops(plan)
     flops = plan.flops()
     rows = [
@@ -139,10 +139,10 @@ def _executed(plan: Plan, sizes: Sizes, say: Language) -> Frame:
     if flops.recomputed_flops:
         rows.append((say("computed again (recompute)"), amount(flops.recomputed_flops),
                      of_share(flops.recomputed_flops / executed)))  # fmt: skip
-    return Frame(
+    return LessonFrame(
         say("What is executed"),
         (say("All operators of all ranks, counted one by one: norms, activations and softmax, too."),),
-        (Table((say("count"), say("FLOPs a step"), say("of executed")), rows, numbers=(1, 2)),),
+        (TextTable((say("count"), say("FLOPs a step"), say("of executed")), rows, numbers=(1, 2)),),
         (say("Speeds in FLOP/s, and MFU, use 6N + 12LCT, as papers do. So they compare with other programs."),),
     )
 

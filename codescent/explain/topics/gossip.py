@@ -8,9 +8,20 @@ import math
 from collections.abc import Iterator, Sequence
 
 from codescent.base.amounts import three_digits
-from codescent.explain.content import Cell, Chart, Frame, Grid, Lesson, Line, Link, Network, Node, Tone
+from codescent.explain.content import (
+    Chart,
+    ChartLine,
+    Grid,
+    GridCell,
+    Lesson,
+    LessonFrame,
+    Node,
+    NodeLink,
+    NodeNetwork,
+    Tone,
+)
 from codescent.explain.language import Language
-from codescent.explain.topic import Asked, Topic
+from codescent.explain.topic import LessonInput, Topic
 from codescent.plan import Plan
 from codescent.strategies.gossip_graphs import Graph
 
@@ -23,7 +34,7 @@ MOST = 16
 """Replicas that have room in a circle and in 80 columns."""
 
 
-def lesson(asked: Asked) -> Lesson:
+def lesson(asked: LessonInput) -> Lesson:
     """The rounds of the config's graph, its matrix, then all graphs side by side."""
     say, plan = asked.say, asked.plan
     kind = plan.layout.gossip if plan.layout.gossip != "none" else "ring"
@@ -41,12 +52,12 @@ def lesson(asked: Asked) -> Lesson:
     )
 
 
-def _rounds(graph: Graph, say: Language) -> Iterator[Frame]:
+def _rounds(graph: Graph, say: Language) -> Iterator[LessonFrame]:
     changes = graph.kind not in ("ring", "complete")
     for number in range(DRAWN_ROUNDS if changes else 1):
         rows = graph.matrix(number)
         pairs = {tuple(sorted((index, other))) for index, row in enumerate(rows) for other in row if other != index}
-        links = [Link(first, second, is_new=True) for first, second in sorted(pairs)]
+        links = [NodeLink(first, second, is_new=True) for first, second in sorted(pairs)]
         nodes = _circle([say("replica {number}", number=index) for index in range(graph.replicas)])
         most = say.many(
             "A replica sends {number} message a round.",
@@ -54,7 +65,7 @@ def _rounds(graph: Graph, say: Language) -> Iterator[Frame]:
             graph.messages,
         )
         title = say("{kind}: round {number}", kind=graph.kind, number=number) if changes else graph.kind
-        yield Frame(title, (most,), (Network(nodes, links),))
+        yield LessonFrame(title, (most,), (NodeNetwork(nodes, links),))
 
 
 def _circle(names: Sequence[str]) -> list[Node]:
@@ -65,17 +76,17 @@ def _circle(names: Sequence[str]) -> list[Node]:
     ]
 
 
-def _matrix(graph: Graph, say: Language) -> Frame:
+def _matrix(graph: Graph, say: Language) -> LessonFrame:
     rows = []
     for index, row in enumerate(graph.matrix(0)):
         cells = []
         for other in range(graph.replicas):
             share = row.get(other, 0.0)
             tone = Tone.NOTHING if not share else Tone.WEIGHTS if other == index else Tone.MESSAGE
-            cells.append(Cell(three_digits(share) if share else "", tone))
+            cells.append(GridCell(three_digits(share) if share else "", tone))
         rows.append((str(index), cells))
     legend = [(Tone.WEIGHTS, say("its own weights")), (Tone.MESSAGE, say("weights of a neighbour"))]
-    return Frame(
+    return LessonFrame(
         say("The mixing matrix"),
         (say("Row i: how much of each replica's weights is in the new weights of replica i."),),
         (Grid([str(index) for index in range(graph.replicas)], rows, say("replica"), legend),),
@@ -95,12 +106,12 @@ def distances(graph: Graph, rounds: int) -> list[float]:
     return [one / found[0] for one in found]
 
 
-def _distances(replicas: int, seed: int, say: Language) -> Frame:
+def _distances(replicas: int, seed: int, say: Language) -> LessonFrame:
     lines = []
     for kind in KINDS:
         points = enumerate(distances(Graph(kind, replicas, seed), ROUNDS))
-        lines.append(Line(kind, [(float(number), max(one, LEAST)) for number, one in points]))
-    return Frame(
+        lines.append(ChartLine(kind, [(float(number), max(one, LEAST)) for number, one in points]))
+    return LessonFrame(
         say("How fast replicas agree"),
         (say("Replica 0 has 1, all others 0, and nobody trains. The distance to the mean falls in each round."),),
         (Chart(lines, say("round"), say("distance to the mean"), is_log=True),),

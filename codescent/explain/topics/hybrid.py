@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from codescent.base.amounts import of_bytes
-from codescent.explain.content import Cell, Frame, Grid, Lesson, Link, Network, Node, Table, Tone
+from codescent.explain.content import Grid, GridCell, Lesson, LessonFrame, Node, NodeLink, NodeNetwork, TextTable, Tone
 from codescent.explain.language import Language
-from codescent.explain.topic import Asked, Topic
+from codescent.explain.topic import LessonInput, Topic
 from codescent.plan import AXES, Mesh, Plan
 
 MOST_RANKS = 32
@@ -16,7 +16,7 @@ MOST_WIDE, MOST_DEEP, MOST_NAMED = 8, 8, 8
 """Of the picture of groups: ranks beside each other; ranks below each other; ranks that have a name, not a number."""
 
 
-def lesson(asked: Asked) -> Lesson:
+def lesson(asked: LessonInput) -> Lesson:
     """The coordinates of the ranks, a frame for each axis, then its bytes."""
     say, plan = asked.say, asked.plan
     axes = [axis for axis in AXES if plan.mesh.degree(axis) > 1]
@@ -43,14 +43,14 @@ def _does(say: Language) -> dict[str, str]:
     }
 
 
-def _places(plan: Plan, axes: list[str], say: Language) -> Frame:
+def _places(plan: Plan, axes: list[str], say: Language) -> LessonFrame:
     rows = []
     for axis in axes:
-        cells = [Cell(str(plan.mesh.coordinates(rank)[axis]), Tone.OTHER) for rank in range(plan.mesh.world_size)]
+        cells = [GridCell(str(plan.mesh.coordinates(rank)[axis]), Tone.OTHER) for rank in range(plan.mesh.world_size)]
         rows.append((axis, cells))
     heads = [str(rank) for rank in range(plan.mesh.world_size)]
     what = [f"{axis}: {_does(say)[axis]}." for axis in axes]
-    return Frame(
+    return LessonFrame(
         say("The places"),
         (say("Neighbouring ranks differ on the last axis: they are on one machine, where links are fast."),),
         (Grid(heads, rows, say("rank")),),
@@ -58,12 +58,12 @@ def _places(plan: Plan, axes: list[str], say: Language) -> Frame:
     )
 
 
-def _groups(plan: Plan, axes: list[str], say: Language) -> Iterator[Frame]:
+def _groups(plan: Plan, axes: list[str], say: Language) -> Iterator[LessonFrame]:
     mesh = plan.mesh
     for axis in axes:
         groups = sorted({tuple(_group(mesh, rank, axis)) for rank in range(mesh.world_size)})
         shown = "; ".join(",".join(map(str, group)) for group in groups)
-        yield Frame(
+        yield LessonFrame(
             say("Groups of {axis}", axis=axis),
             (f"{axis}: {_does(say)[axis]}.", say("Each line joins the ranks of a group.")),
             (_network(groups, say),),
@@ -76,7 +76,7 @@ def _group(mesh: Mesh, rank: int, axis: str) -> list[int]:
     return [mesh.rank_at({**place, axis: index}) for index in range(mesh.degree(axis))]
 
 
-def _network(groups: Sequence[Sequence[int]], say: Language) -> Network:
+def _network(groups: Sequence[Sequence[int]], say: Language) -> NodeNetwork:
     """Groups below and beside each other; ranks of a group in a row, and back in the next one if it is long."""
     degree = len(groups[0])
     wide, deep = min(degree, MOST_WIDE), -(-degree // MOST_WIDE)
@@ -92,11 +92,11 @@ def _network(groups: Sequence[Sequence[int]], say: Language) -> Network:
             y = number % below * deep + down
             name = say("rank {number}", number=rank) if names else str(rank)
             nodes[rank] = Node(name, x / max(1, columns - 1), y / max(1, rows - 1), Tone.WEIGHTS)
-        links += [Link(first, second, is_new=True) for first, second in zip(group, group[1:], strict=False)]
-    return Network([nodes[rank] for rank in sorted(nodes)], links)
+        links += [NodeLink(first, second, is_new=True) for first, second in zip(group, group[1:], strict=False)]
+    return NodeNetwork([nodes[rank] for rank in sorted(nodes)], links)
 
 
-def _bytes(plan: Plan, axes: list[str], say: Language) -> Frame:
+def _bytes(plan: Plan, axes: list[str], say: Language) -> LessonFrame:
     rows = []
     for axis in axes:
         records = [one for one in plan.traffic if axis in one.axis.partition("[")[0].split("*")]
@@ -104,10 +104,10 @@ def _bytes(plan: Plan, axes: list[str], say: Language) -> Frame:
         calls = ", ".join(dict.fromkeys(one.collective.value for one in records))
         rows.append((axis, str(plan.mesh.degree(axis)), calls, of_bytes(size)))
     heads = (say("axis"), say("ranks"), say("collectives"), say("a rank sends in a step"))
-    return Frame(
+    return LessonFrame(
         say("What goes along each axis"),
         (),
-        (Table(heads, rows, numbers=(1, 3)),),
+        (TextTable(heads, rows, numbers=(1, 3)),),
         (say("The axis that sends most belongs on the fastest links: tp inside of a machine."),),
     )
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from codescent.explain.content import Cell, Frame, Grid, Lesson, Table, Tone
+from codescent.explain.content import Grid, GridCell, Lesson, LessonFrame, TextTable, Tone
 from codescent.explain.language import Language
-from codescent.explain.topic import Asked, Topic
+from codescent.explain.topic import LessonInput, Topic
 from codescent.launch.launchers import OTHERS, TORCHRUN
 
 MOST_RANKS = 16
@@ -15,7 +15,7 @@ CONFIG = "run.toml"
 TRAIN = f"codescent train {CONFIG}"
 
 
-def lesson(asked: Asked) -> Lesson:
+def lesson(asked: LessonInput) -> Lesson:
     """Who is on which machine, the commands, the variables."""
     say, ranks = asked.say, asked.plan.world_size
     nodes = 2 if ranks > 1 and ranks % 2 == 0 else 1
@@ -33,13 +33,13 @@ def lesson(asked: Asked) -> Lesson:
     )
 
 
-def _machines(ranks: int, nodes: int, say: Language) -> Frame:
+def _machines(ranks: int, nodes: int, say: Language) -> LessonFrame:
     each, rows = ranks // nodes, []
     for node in range(nodes):
         own = range(node * each, (node + 1) * each)[:MOST_RANKS]
-        rows.append((say("machine {number}", number=node), [Cell(str(rank), Tone.WEIGHTS) for rank in own]))
+        rows.append((say("machine {number}", number=node), [GridCell(str(rank), Tone.WEIGHTS) for rank in own]))
     heads = [say("local {number}", number=local) for local in range(min(each, MOST_RANKS))]
-    return Frame(
+    return LessonFrame(
         say("Who is where"),
         (say("RANK counts all processes, LOCAL_RANK those of one machine. Here {nodes} machines have {each} each.",
              nodes=nodes, each=each),),
@@ -48,7 +48,7 @@ def _machines(ranks: int, nodes: int, say: Language) -> Frame:
     )  # fmt: skip
 
 
-def _one(ranks: int, say: Language) -> Frame:
+def _one(ranks: int, say: Language) -> LessonFrame:
     rows = (
         ("codescent", f"{TRAIN} --ranks {ranks}", say("starts the ranks, and names one that fails")),
         ("python", f"python -m {TRAIN} --ranks {ranks}", say("the same")),
@@ -60,10 +60,10 @@ def _one(ranks: int, say: Language) -> Frame:
         ("torchrun", f"torchrun --nproc-per-node={ranks} -m {TRAIN}", say("torch's launcher")),
     )
     heads = (say("launcher"), say("command"), say("what it is"))
-    return Frame(say("One machine"), (), (Table(heads, rows),))
+    return LessonFrame(say("One machine"), (), (TextTable(heads, rows),))
 
 
-def _several(ranks: int, nodes: int, say: Language) -> Frame:
+def _several(ranks: int, nodes: int, say: Language) -> LessonFrame:
     each = ranks // nodes
     meets = "--rdzv-id=JOB --rdzv-backend=c10d --rdzv-endpoint=HOST:29500"
     fixed = f"torchrun --nnodes={nodes} --nproc-per-node={each} {meets} -m {TRAIN}"
@@ -78,10 +78,10 @@ def _several(ranks: int, nodes: int, say: Language) -> Frame:
         ("PALS", f"mpiexec -n {ranks} --ppn {each} {TRAIN}", say("on machines of HPE Cray")),
     )
     heads = (say("launcher"), say("command"), say("what it is"))
-    return Frame(say("Several machines"), (), (Table(heads, rows),))
+    return LessonFrame(say("Several machines"), (), (TextTable(heads, rows),))
 
 
-def _variables(say: Language) -> Frame:
+def _variables(say: Language) -> LessonFrame:
     rows: list[Sequence[str]] = []
     names = {TORCHRUN.name: "torchrun", "a launcher with PMI": say("another launcher with PMI")}
     for launcher in (TORCHRUN, *OTHERS):
@@ -89,10 +89,10 @@ def _variables(say: Language) -> Frame:
         name = names.get(launcher.name, launcher.name).replace(" of ", ", ")
         rows.append((name, " ".join(field[0] for field in fields if field)))
     heads = (say("launcher"), say("rank, rank on its machine, number of ranks"))
-    return Frame(
+    return LessonFrame(
         say("Variables"),
         (say("codescent reads the variables of each launcher. No argument has to be given."),),
-        (Table(heads, rows),),
+        (TextTable(heads, rows),),
     )
 
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from codescent.base.amounts import of_bytes, of_share, three_digits
 from codescent.clusters.by_links import of_device
 from codescent.cost.stage_memory import memory
-from codescent.explain.content import Frame, Lesson, Table
+from codescent.explain.content import Lesson, LessonFrame, TextTable
 from codescent.explain.language import Language
-from codescent.explain.topic import Asked, Topic
+from codescent.explain.topic import LessonInput, Topic
 from codescent.plan import AXES, Plan
 from codescent.plan.activations import CPU
 
@@ -24,7 +24,7 @@ EXAMPLE = (("weights", 2 * TERA), ("gradients", 2 * TERA), ("optimizer", 4 * TER
 channels, 2 bytes; one tensor a layer."""
 
 
-def lesson(asked: Asked) -> Lesson:
+def lesson(asked: LessonInput) -> Lesson:
     """The parts of this config, the rule, and the example."""
     say = asked.say
     return Lesson(
@@ -40,7 +40,7 @@ def lesson(asked: Asked) -> Lesson:
     )
 
 
-def _parts(plan: Plan, say: Language) -> Frame:
+def _parts(plan: Plan, say: Language) -> LessonFrame:
     ranks = [plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES}) for stage in range(plan.mesh.pp)]
     held = [memory(plan, rank, of_device(CPU)) for rank in ranks]
     names = {
@@ -61,10 +61,12 @@ def _parts(plan: Plan, say: Language) -> Frame:
     rows.append((say("together"), *map(of_bytes, whole), of_share(1.0), ""))
     heads = [say("part"), *(say("rank {number}", number=rank) for rank in ranks), say("share"), say("what it is")]
     numbers = range(1, len(ranks) + 2)
-    return Frame(say("The parts"), (say("At the fullest moment of a step."),), (Table(heads, rows, numbers=numbers),))
+    return LessonFrame(
+        say("The parts"), (say("At the fullest moment of a step."),), (TextTable(heads, rows, numbers=numbers),)
+    )
 
 
-def _rule(plan: Plan, say: Language) -> Frame:
+def _rule(plan: Plan, say: Language) -> LessonFrame:
     names = {
         "weights": say("weights"),
         "gradients": say("gradients"),
@@ -80,10 +82,10 @@ def _rule(plan: Plan, say: Language) -> Frame:
     rank = memory(plan, 0, of_device(CPU))
     own = rank.weights + rank.gradients + rank.optimizer + rank.host
     heads = (say("what"), say("format"), say("bytes a parameter"), say("{number} parameters", number=f"{n:,}"))
-    return Frame(
+    return LessonFrame(
         say("The rule of 20 bytes"),
         (say("In mixed precision with Adam, each parameter needs about 20 bytes, without activations."),),
-        (Table(heads, rows, numbers=(2, 3)),),
+        (TextTable(heads, rows, numbers=(2, 3)),),
         (
             say(
                 "This config holds {bytes} bytes a parameter on rank 0: its formats and its layout decide.",
@@ -95,7 +97,7 @@ def _rule(plan: Plan, say: Language) -> Frame:
     )  # fmt: skip
 
 
-def _example(say: Language) -> Frame:
+def _example(say: Language) -> LessonFrame:
     names = {
         "weights": say("weights"),
         "gradients": say("gradients"),
@@ -104,10 +106,10 @@ def _example(say: Language) -> Frame:
     }
     rows = [(names[name], f"{size / TERA:.1f} TB") for name, size in EXAMPLE]
     rows.append((say("together"), f"{sum(size for _, size in EXAMPLE) / TERA:.1f} TB"))
-    return Frame(
+    return LessonFrame(
         say("10^12 parameters"),
         (say("A model of 10^12 parameters in FP16, with two moments of Adam in FP16."),),
-        (Table((say("part"), say("bytes")), rows, numbers=(1,)),),
+        (TextTable((say("part"), say("bytes")), rows, numbers=(1,)),),
         (
             say("Activations: 128 samples x 120 layers x 2,048 positions x 12,288 channels x 2 bytes."),
             say("A rule of thumb: 10^9 parameters are GB, 10^12 are TB. FP8 halves it."),

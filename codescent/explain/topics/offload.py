@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from codescent.base.amounts import of_bytes, of_seconds
 from codescent.base.errors import UserError
 from codescent.cost.memory import inside_bytes
-from codescent.explain.content import Cell, Frame, Grid, Lesson, Table, Tone
+from codescent.explain.content import Grid, GridCell, Lesson, LessonFrame, TextTable, Tone
 from codescent.explain.language import Language
-from codescent.explain.topic import Asked, Topic
+from codescent.explain.topic import LessonInput, Topic
+from codescent.explain.topics import server
 from codescent.plan import Plan
 from codescent.plan.state import StateBytes, state_of_rank
 
@@ -20,7 +21,7 @@ BUS_BYTES_PER_S = 25e9
 """PCIe 4.0 x16, as copies reach it."""
 
 
-def lesson(asked: Asked) -> Lesson:
+def lesson(asked: LessonInput) -> Lesson:
     """The memories for each form, then what is copied."""
     say = asked.say
     shown = list(_plans(asked))
@@ -37,7 +38,7 @@ def lesson(asked: Asked) -> Lesson:
     )
 
 
-def _plans(asked: Asked) -> list[tuple[str, Plan]]:
+def _plans(asked: LessonInput) -> list[tuple[str, Plan]]:
     found = []
     for form in FORMS:
         try:
@@ -47,7 +48,7 @@ def _plans(asked: Asked) -> list[tuple[str, Plan]]:
     return found
 
 
-def _memories(form: str, plan: Plan, say: Language) -> Frame:
+def _memories(form: str, plan: Plan, say: Language) -> LessonFrame:
     state = state_of_rank(plan, 0)
     names = (say("weights"), say("gradients"), say("optimizer state"))
     tones = (Tone.WEIGHTS, Tone.GRADIENTS, Tone.OPTIMIZER)
@@ -55,7 +56,7 @@ def _memories(form: str, plan: Plan, say: Language) -> Frame:
     on_host = _on_host(state)
     rows = []
     for where, sizes in ((say("device"), on_device), (say("host"), on_host)):
-        rows.append((where, [Cell(of_bytes(size) if size else "", tone if size else Tone.NOTHING)
+        rows.append((where, [GridCell(of_bytes(size) if size else "", tone if size else Tone.NOTHING)
                              for size, tone in zip(sizes, tones, strict=True)]))  # fmt: skip
     why = {
         "none": say("Everything is in the memory of the device."),
@@ -63,7 +64,7 @@ def _memories(form: str, plan: Plan, say: Language) -> Frame:
         "all": say("The weights are on the host, too. Those of one layer at a time are on the device."),
     }[form]
     total = say("Between two steps rank 0 has {size} on the device.", size=of_bytes(state.device_bytes))
-    return Frame(f"parallel.offload = {form}", (why,), (Grid(names, rows),), (total,))
+    return LessonFrame(f"parallel.offload = {form}", (why,), (Grid(names, rows),), (total,))
 
 
 def _on_host(state: StateBytes) -> tuple[int, int, int]:
@@ -71,25 +72,23 @@ def _on_host(state: StateBytes) -> tuple[int, int, int]:
     return state.host_weights_bytes, state.host_gradients_bytes, rest
 
 
-def _copies(shown: Sequence[tuple[str, Plan]], say: Language) -> Frame:
+def _copies(shown: Sequence[tuple[str, Plan]], say: Language) -> LessonFrame:
     rows = []
     for form, plan in shown:
         copied = inside_bytes(plan)
         rows.append((form, of_bytes(copied), of_seconds(copied / BUS_BYTES_PER_S)))
     heads = ("parallel.offload", say("copied in a step"), say("time at 25 GB/s"))
-    return Frame(
+    return LessonFrame(
         say("What it costs"),
         (say("Copies between device and host, of a rank."),),
-        (Table(heads, rows, numbers=(1, 2)),),
+        (TextTable(heads, rows, numbers=(1, 2)),),
         (say("A larger batch hides them better: the copies stay the same, the arithmetic grows."),),
     )
 
 
 def refuses(plan: Plan) -> str:
-    """Servers hold the optimizer state themselves."""
-    return (
-        "the servers of this config hold the optimizer state; leave out parallel.servers" if plan.layout.served else ""
-    )
+    """Ranks outside of the mesh may hold the optimizer state."""
+    return server.why_not_without(plan)
 
 
 TOPIC = Topic(

@@ -9,9 +9,9 @@ from codescent.base.amounts import of_share, three_digits
 from codescent.base.errors import UserError
 from codescent.cost.lengths import lengths
 from codescent.cost.simulate import Simulation, Span, simulate
-from codescent.explain.content import Bar, Frame, Lanes, Lesson, Table, Tone
+from codescent.explain.content import Bar, Lesson, LessonFrame, RankLanes, TextTable, Tone
 from codescent.explain.language import Language
-from codescent.explain.topic import Asked, Topic
+from codescent.explain.topic import LessonInput, Topic
 from codescent.plan import Plan, Scalar, Verb
 
 MOST_MICROBATCHES = 16
@@ -26,7 +26,7 @@ TONES = {
 }
 
 
-def lesson(asked: Asked) -> Lesson:
+def lesson(asked: LessonInput) -> Lesson:
     """A frame for each schedule that the config admits, then their bubbles side by side."""
     say = asked.say
     drawn = [(name, plan, _simulated(plan)) for name, plan in _plans(asked)]
@@ -48,7 +48,7 @@ def lesson(asked: Asked) -> Lesson:
     )
 
 
-def _plans(asked: Asked) -> Iterator[tuple[str, Plan]]:
+def _plans(asked: LessonInput) -> Iterator[tuple[str, Plan]]:
     """The plan of each schedule. One that the config does not admit is left out: its refusal is another lesson."""
     for name in SCHEDULES:
         virtual = 2 if name == "interleaved" else 1
@@ -72,7 +72,7 @@ def _simulated(plan: Plan) -> Simulation:
     return simulate(plan.schedule, given.costs, waits=given.waits)
 
 
-def _schedule(name: str, plan: Plan, found: Simulation, say: Language) -> Frame:
+def _schedule(name: str, plan: Plan, found: Simulation, say: Language) -> LessonFrame:
     why = {
         "naive": say("One micro-batch at a time: one stage computes, and all others wait."),
         "gpipe": say("All micro-batches go forward, then all go backward (Huang et al. 2019)."),
@@ -80,7 +80,7 @@ def _schedule(name: str, plan: Plan, found: Simulation, say: Language) -> Frame:
         "interleaved": say("Each stage has two chunks of layers, so that it begins earlier (Narayanan et al. 2021)."),
         "zero-bubble": say("Gradients of weights fill the time in which a stage would wait (Qi et al. 2023)."),
     }[name]
-    lanes = Lanes(
+    lanes = RankLanes(
         lanes=[say("stage {number}", number=stage) for stage in range(plan.mesh.pp)],
         bars=[_bar(span) for span in found.timeline if span.end_s - span.waits_s > span.start_s],
         unit=say("forward passes of a stage"),
@@ -93,7 +93,7 @@ def _schedule(name: str, plan: Plan, found: Simulation, say: Language) -> Frame:
     )
     held = ", ".join(str(stage.peak_live) for stage in found.stages)
     keeps = say("Stages keep at most {counts} micro-batches for backward.", counts=held)
-    return Frame(name, (why,), (lanes,), (say("Numbers are micro-batches."), waits, keeps))
+    return LessonFrame(name, (why,), (lanes,), (say("Numbers are micro-batches."), waits, keeps))
 
 
 def _bar(span: Span) -> Bar:
@@ -113,7 +113,7 @@ def _legend(found: Simulation, say: Language) -> list[tuple[Tone, str]]:
     return [(tone, name) for tone, name in names.items() if tone in there]
 
 
-def _table(drawn: list[tuple[str, Plan, Simulation]], given: Plan, say: Language) -> Frame:
+def _table(drawn: list[tuple[str, Plan, Simulation]], given: Plan, say: Language) -> LessonFrame:
     rows = []
     for name, _, found in drawn:
         most = max(stage.peak_live for stage in found.stages)
@@ -123,10 +123,10 @@ def _table(drawn: list[tuple[str, Plan, Simulation]], given: Plan, say: Language
     own = given.work.num_microbatches
     fewer = [say("The config has {number} micro-batches; the pictures have fewer.", number=own)] if own > count else []
     heads = (say("schedule"), say("units"), say("bubble"), say("micro-batches kept"))
-    return Frame(
+    return LessonFrame(
         say("Side by side"),
         (),
-        (Table(heads, rows, numbers=(1, 2, 3)),),
+        (TextTable(heads, rows, numbers=(1, 2, 3)),),
         (
             say(
                 "If all p = {p} stages were alike, gpipe and 1f1b would have this bubble: "

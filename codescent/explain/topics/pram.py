@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 from codescent.cost.letters import size_of
 from codescent.cost.operators import ATTENTION, PRODUCT, Computed, operators_of_depth
-from codescent.explain.content import Frame, Lesson, Table
+from codescent.explain.content import Lesson, LessonFrame, TextTable
 from codescent.explain.language import Language
-from codescent.explain.topic import Asked, Topic
+from codescent.explain.topic import LessonInput, Topic
 from codescent.plan import Mesh, Plan, Verb
 from codescent.plan.activations import CPU
 from codescent.plan.traffic import Collective
@@ -62,7 +62,7 @@ def _inner(one: Computed, plan: Plan) -> str:
     return f"{one.sizes[1]:,}" if rest else f"{'' if multiple == 1 else multiple}C"
 
 
-def lesson(asked: Asked) -> Lesson:
+def lesson(asked: LessonInput) -> Lesson:
     """The classes, the operators, then the update with its collectives."""
     say = asked.say
     return Lesson(
@@ -78,15 +78,15 @@ def lesson(asked: Asked) -> Lesson:
     )
 
 
-def _classes(say: Language) -> Frame:
+def _classes(say: Language) -> LessonFrame:
     rows = (
         (EREW, say("exclusive read, exclusive write"), say("one processor reads and writes a place: an activation")),
         (CREW, say("concurrent read, exclusive write"), say("many read a place, one writes: the weights of a product")),
         (CRCW, say("concurrent read, concurrent write"), say("many add to one place: a gradient, over all tokens")),
     )  # fmt: skip
-    return Frame(
+    return LessonFrame(
         say("The classes"),
-        figures=(Table((say("class"), say("it stands for"), say("an example")), rows),),
+        figures=(TextTable((say("class"), say("it stands for"), say("an example")), rows),),
         after=(
             say("A sum of n numbers takes n - 1 additions. On n / 2 processors a tree needs log2(n) steps."),
             say("No machine has CRCW memory. A kernel or a collective takes its place: it sums in some order."),
@@ -94,7 +94,7 @@ def _classes(say: Language) -> Frame:
     )
 
 
-def _operators(plan: Plan, say: Language) -> Iterator[Frame]:
+def _operators(plan: Plan, say: Language) -> Iterator[LessonFrame]:
     depths = ((0, say("Embedding")), (1, say("A block")), (plan.model.num_layers + 1, say("Head and loss")))
     whole = replace(plan, mesh=Mesh())
     for depth, title in depths:
@@ -109,8 +109,8 @@ def _operators(plan: Plan, say: Language) -> Iterator[Frame]:
             heads = (say("operator"), say("cost"), say("forward"), say("sums over"), say("backward"), say("sums over"),
                      say("resolved by"))  # fmt: skip
             letters = [_letters(plan, say)] if depth == 0 else []
-            yield Frame(
-                title, (), (Table(heads, rows),), [*(f"{name}: {what}." for name, what in used.items()), *letters]
+            yield LessonFrame(
+                title, (), (TextTable(heads, rows),), [*(f"{name}: {what}." for name, what in used.items()), *letters]
             )
 
 
@@ -140,7 +140,7 @@ def _solutions(say: Language) -> dict[str, tuple[str, str]]:
     }
 
 
-def _update(plan: Plan, say: Language) -> Frame:
+def _update(plan: Plan, say: Language) -> LessonFrame:
     sums = [
         record
         for record in plan.traffic
@@ -167,7 +167,7 @@ def _update(plan: Plan, say: Language) -> Frame:
         ),
     ]
     heads = (say("what"), say("class"), say("sums over"), say("resolved by"))
-    return Frame(say("Gradients and update"), (), (Table(heads, rows),))
+    return LessonFrame(say("Gradients and update"), (), (TextTable(heads, rows),))
 
 
 TOPIC = Topic(

@@ -9,16 +9,16 @@ from typing import Any
 
 from codescent.base.amounts import of_bytes
 from codescent.base.errors import RunFailed
-from codescent.explain.content import Cell, Frame, Grid, Lesson, Table, Tone
+from codescent.explain.content import Grid, GridCell, Lesson, LessonFrame, TextTable, Tone
 from codescent.explain.language import Language
-from codescent.explain.topic import Asked, Topic
+from codescent.explain.topic import LessonInput, Topic
 from codescent.plan import Plan
 
 MOST = 8
 TIMEOUT_S = 60
 
 
-def lesson(asked: Asked) -> Lesson:
+def lesson(asked: LessonInput) -> Lesson:
     """Each moment of real ranks, then what the ring costs."""
     say, ranks = asked.say, asked.plan.mesh.dp
     moments = _moments(ranks)
@@ -46,7 +46,7 @@ def _moments(ranks: int) -> list[dict[str, Any]]:
         raise RunFailed("explain ring: its ranks have ended: see above") from ended
 
 
-def _frame(moment: Mapping[str, Any], ranks: int, say: Language) -> Frame:
+def _frame(moment: Mapping[str, Any], ranks: int, say: Language) -> LessonFrame:
     holds, messages = moment["holds"], moment["messages"]
     rows = []
     for rank in range(ranks):
@@ -55,7 +55,7 @@ def _frame(moment: Mapping[str, Any], ranks: int, say: Language) -> Frame:
         for chunk, text in enumerate(holds[rank]):
             shares = text.count("+") + 1
             tone = Tone.GRADIENTS if shares == ranks else Tone.ACTIVATIONS if shares > 1 else Tone.OTHER
-            cells.append(Cell(text, tone, chunk == received))
+            cells.append(GridCell(text, tone, chunk == received))
         rows.append((say("rank {number}", number=ascii_lowercase[rank]), cells))
     heads = [say("chunk {number}", number=chunk) for chunk in range(ranks)]
     legend = [
@@ -66,15 +66,15 @@ def _frame(moment: Mapping[str, Any], ranks: int, say: Language) -> Frame:
     grid = Grid(heads, rows, "", legend)
     if not messages:
         says = say("Each rank has an array of {ranks} chunks. a0 is chunk 0 of rank a.", ranks=ranks)
-        return Frame(say("At first"), (says,), (grid,))
+        return LessonFrame(say("At first"), (says,), (grid,))
     sent = ", ".join(
         f"{ascii_lowercase[rank]}{at['sent']} -> {ascii_lowercase[at['to']]}" for rank, at in enumerate(messages)
     )
     title = say("{phase}, step {step} of {steps}", phase=moment["phase"], step=moment["step"], steps=ranks - 1)
-    return Frame(title, (say("Sent at the same time: {sent}.", sent=sent),), (grid,))
+    return LessonFrame(title, (say("Sent at the same time: {sent}.", sent=sent),), (grid,))
 
 
-def _cost(plan: Plan, ranks: int, say: Language) -> Frame:
+def _cost(plan: Plan, ranks: int, say: Language) -> LessonFrame:
     size = sum(tensor.gradients_bytes(plan.mesh, 0) for tensor in plan.trained)
     each = 2 * (ranks - 1) / ranks
     rows = [
@@ -82,10 +82,10 @@ def _cost(plan: Plan, ranks: int, say: Language) -> Frame:
         (say("all to one, and back"), "2", of_bytes(size), of_bytes(size * (ranks - 1))),
     ]
     heads = (say("way"), say("messages in turn"), say("a rank sends"), say("the busiest rank receives"))
-    return Frame(
+    return LessonFrame(
         say("What it costs for the gradients of this config"),
         (say("The gradients have {size}. n = {ranks} ranks.", size=of_bytes(size), ranks=ranks),),
-        (Table(heads, rows, numbers=(1, 2, 3)),),
+        (TextTable(heads, rows, numbers=(1, 2, 3)),),
         (say("With more ranks, a rank of a ring sends hardly more. In the other way one rank receives all."),),
     )
 

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from codescent.base.amounts import of_share
 from codescent.base.errors import UserError
 from codescent.explain.at_work import at_work
-from codescent.explain.content import Chart, Frame, Lesson, Line, Table
+from codescent.explain.content import Chart, ChartLine, Lesson, LessonFrame, TextTable
 from codescent.explain.language import Language
-from codescent.explain.topic import Asked, Topic
+from codescent.explain.topic import LessonInput, Topic
+from codescent.explain.topics import server
 from codescent.plan import Plan
 from codescent.study.laws import AMDAHL, GUSTAFSON, UNIVERSAL, Law, fitted
 from codescent.study.result import Fit
@@ -21,7 +22,7 @@ SENDS_IN = 0.05
 """The link takes this share of the arithmetic of a step on one rank to send all gradients once."""
 
 
-def lesson(asked: Asked) -> Lesson:
+def lesson(asked: LessonInput) -> Lesson:
     """Strong scaling, weak scaling, the laws."""
     say = asked.say
     strong = _points(asked, grows=False)
@@ -39,7 +40,7 @@ def lesson(asked: Asked) -> Lesson:
     )
 
 
-def _points(asked: Asked, *, grows: bool) -> list[tuple[int, float]]:
+def _points(asked: LessonInput, *, grows: bool) -> list[tuple[int, float]]:
     """Ranks, and samples in a step's arithmetic of one rank; of the numbers that divide the batch."""
     batch = asked.plan.work.global_batch_size
     found = []
@@ -56,7 +57,7 @@ def _points(asked: Asked, *, grows: bool) -> list[tuple[int, float]]:
     return found
 
 
-def _table(strong: Sequence[tuple[int, float]], weak: Sequence[tuple[int, float]], say: Language) -> Frame:
+def _table(strong: Sequence[tuple[int, float]], weak: Sequence[tuple[int, float]], say: Language) -> LessonFrame:
     weak_of = dict(weak)
     rows = []
     for ranks, speed in strong:
@@ -70,31 +71,31 @@ def _table(strong: Sequence[tuple[int, float]], weak: Sequence[tuple[int, float]
         say("speed-up, batch grows"),
         say("efficiency"),
     )
-    return Frame(
+    return LessonFrame(
         say("Strong and weak scaling"),
         (
             say("Same batch: the ranks share the samples of a step (strong scaling)."),
             say("Batch grows: each rank keeps its samples (weak scaling)."),
             say("A link sends all gradients once in {share} of a step of one rank.", share=of_share(SENDS_IN)),
         ),
-        (Table(heads, rows, numbers=range(5)),),
+        (TextTable(heads, rows, numbers=range(5)),),
         (say("Efficiency is the speed-up divided by the ranks."),),
     )
 
 
-def _curves(strong: Sequence[tuple[int, float]], weak: Sequence[tuple[int, float]], say: Language) -> Frame:
-    def line(name: str, points: Sequence[tuple[int, float]]) -> Line:
-        return Line(name, [(float(ranks), speed) for ranks, speed in points])
+def _curves(strong: Sequence[tuple[int, float]], weak: Sequence[tuple[int, float]], say: Language) -> LessonFrame:
+    def line(name: str, points: Sequence[tuple[int, float]]) -> ChartLine:
+        return ChartLine(name, [(float(ranks), speed) for ranks, speed in points])
 
     lines = [
         line(say("same batch"), strong),
         line(say("batch grows"), weak),
         line(say("ideal"), [(ranks, float(ranks)) for ranks, _ in strong]),
     ]
-    return Frame(say("The curves"), (), (Chart(lines, say("ranks"), say("speed-up")),))
+    return LessonFrame(say("The curves"), (), (Chart(lines, say("ranks"), say("speed-up")),))
 
 
-def _laws(strong: Sequence[tuple[int, float]], weak: Sequence[tuple[int, float]], say: Language) -> Frame:
+def _laws(strong: Sequence[tuple[int, float]], weak: Sequence[tuple[int, float]], say: Language) -> LessonFrame:
     rows = []
     for name, law, points in (
         ("Amdahl", AMDAHL, strong),
@@ -104,14 +105,14 @@ def _laws(strong: Sequence[tuple[int, float]], weak: Sequence[tuple[int, float]]
         fit = fitted(law, [ranks for ranks, _ in points], [[speed] for _, speed in points])
         rows.append((name, say("same batch") if points is strong else say("batch grows"), _said(law, fit, points, say)))
     heads = (say("law"), say("fitted to"), say("what it says"))
-    return Frame(
+    return LessonFrame(
         say("The laws"),
         (
             say("Amdahl: a share of the work is serial. It bounds the speed-up, however many ranks there are."),
             say("Gustafson: the work grows with the ranks, the serial part does not."),
             say("Universal: ranks also wait for each other (contention), and agree with each other (coherency)."),
         ),
-        (Table(heads, rows),),
+        (TextTable(heads, rows),),
     )
 
 
@@ -142,9 +143,9 @@ def _said(law: Law, fit: Fit, points: Sequence[tuple[int, float]], say: Language
 
 def refuses(plan: Plan) -> str:
     """The study of the lesson varies replicas."""
-    if plan.mesh.world_size != plan.mesh.dp_replicate or plan.layout.served:
-        return "it varies the number of replicas alone; leave out pp, tp, cp, dp_shard and servers"
-    return ""
+    if plan.mesh.world_size != plan.mesh.dp_replicate:
+        return "it varies the number of replicas alone; leave out pp, tp, cp and dp_shard"
+    return server.why_not_without(plan)
 
 
 TOPIC = Topic(

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 from codescent.base.errors import UserError
 from codescent.explain.at_work import AtWork, at_work
-from codescent.explain.content import Arrow, Bar, Frame, Lanes, Lesson, Table, Tone
+from codescent.explain.content import Arrow, Bar, Lesson, LessonFrame, RankLanes, TextTable, Tone
 from codescent.explain.language import Language
-from codescent.explain.topic import Asked, Topic
+from codescent.explain.topic import LessonInput, Topic
 from codescent.plan import Plan, Scalar
 
 SLOW = 2.0
@@ -30,7 +30,7 @@ class _Way:
     says: Sequence[str]
 
 
-def lesson(asked: Asked) -> Lesson:
+def lesson(asked: LessonInput) -> Lesson:
     """A timeline for each way, then what it costs."""
     say = asked.say
     shown: list[tuple[_Way, Plan, AtWork]] = []
@@ -79,15 +79,15 @@ def _ways(say: Language) -> tuple[_Way, ...]:
     )
 
 
-def _frame(way: _Way, plan: Plan, work: AtWork, say: Language) -> Frame:
+def _frame(way: _Way, plan: Plan, work: AtWork, say: Language) -> LessonFrame:
     lanes = _with_versions(plan, work, say)
     slow = say("Rank 1 computes {times} times as long as the others.", times=f"{SLOW:g}")
     link = say("A link needs half of a step's arithmetic to send all gradients, or all weights, once.")
     marks = say("v1, v2: versions of the weights. On an arrow to the server: the version of the gradient's weights.")
-    return Frame(way.title, (*way.says, slow, link), (lanes,), (marks,))
+    return LessonFrame(way.title, (*way.says, slow, link), (lanes,), (marks,))
 
 
-def _with_versions(plan: Plan, work: AtWork, say: Language) -> Lanes:
+def _with_versions(plan: Plan, work: AtWork, say: Language) -> RankLanes:
     """The lanes, with the versions that a server makes, and the versions on the arrows."""
     lanes = work.lanes
     workers = [rank for rank in range(plan.world_size) if rank in plan.mesh]
@@ -122,7 +122,7 @@ def _with_versions(plan: Plan, work: AtWork, say: Language) -> Lanes:
     return replace(lanes, bars=[*lanes.bars, *bars], arrows=arrows, legend=legend)
 
 
-def _table(shown: Sequence[tuple[_Way, Plan, AtWork]], say: Language) -> Frame:
+def _table(shown: Sequence[tuple[_Way, Plan, AtWork]], say: Language) -> LessonFrame:
     rows = []
     for way, _, work in shown:
         ranks = [rank for rank in work.walk.ranks if rank.step_s]
@@ -135,16 +135,25 @@ def _table(shown: Sequence[tuple[_Way, Plan, AtWork]], say: Language) -> Frame:
             str(max(ages)),
         ))  # fmt: skip
     heads = (say("way"), say("ranks wait"), say("mean age"), say("largest age"))
-    return Frame(
+    return LessonFrame(
         say("Side by side"),
         (say("Age: by how many versions the weights of a gradient are older than those that it changes."),),
-        (Table(heads, rows, numbers=(1, 2, 3)),),
+        (TextTable(heads, rows, numbers=(1, 2, 3)),),
     )
 
 
 def refuses(plan: Plan) -> str:
     """There has to be a server."""
-    return "" if plan.layout.served else "this config has no server; give parallel.servers=1"
+    return "" if _has_servers(plan) else "this config has no server; give parallel.servers=1"
+
+
+def why_not_without(plan: Plan) -> str:
+    """Why a topic that is about ranks of the mesh alone has nothing to show; "": there are no others."""
+    return "ranks of this config meet at servers; leave out parallel.servers" if _has_servers(plan) else ""
+
+
+def _has_servers(plan: Plan) -> bool:
+    return plan.world_size > plan.mesh.world_size
 
 
 TOPIC = Topic(

@@ -7,16 +7,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from codescent.base.amounts import of_bytes
-from codescent.explain.content import Cell, Frame, Grid, Lesson, Table, Tone
+from codescent.explain.content import Grid, GridCell, Lesson, LessonFrame, TextTable, Tone
 from codescent.explain.language import Language
 from codescent.explain.purposes import joined, purpose
-from codescent.explain.topic import Asked, Topic
+from codescent.explain.topic import LessonInput, Topic
 from codescent.plan import Plan, Role, TensorPlan
 
 MOST_RANKS = 8
 
 
-def lesson(asked: Asked) -> Lesson:
+def lesson(asked: LessonInput) -> Lesson:
     """The matrices of a block, the way of an activation, then the collectives."""
     say, plan = asked.say, asked.plan
     return Lesson(
@@ -36,7 +36,7 @@ def _block(plan: Plan) -> list[TensorPlan]:
     return [tensor for tensor in plan.tensors if tensor.parameter.depths[0] == 1]
 
 
-def _parts(plan: Plan, say: Language) -> Frame:
+def _parts(plan: Plan, say: Language) -> LessonFrame:
     degree, rows = plan.mesh.tp, []
     for tensor in _block(plan):
         shape = tensor.parameter.shape
@@ -46,7 +46,7 @@ def _parts(plan: Plan, say: Language) -> Frame:
             cut = [dim for dim, (first, end) in enumerate(box) if end - first < shape[dim]]
             dim = cut[0] if cut else None
             tone = Tone.OTHER if dim is None else Tone.WEIGHTS if dim == 0 else Tone.ACTIVATIONS
-            cells.append(Cell(say("all") if dim is None else f"{box[dim][0]}:{box[dim][1]}", tone))
+            cells.append(GridCell(say("all") if dim is None else f"{box[dim][0]}:{box[dim][1]}", tone))
         name = tensor.parameter.name.partition(".")[2].partition(".")[2]
         rows.append((f"{name} {'x'.join(map(str, shape))}", cells))
     legend = [
@@ -55,7 +55,7 @@ def _parts(plan: Plan, say: Language) -> Frame:
         (Tone.OTHER, say("on all ranks")),
     ]
     heads = [say("rank {number}", number=index) for index in range(min(degree, MOST_RANKS))]
-    return Frame(
+    return LessonFrame(
         say("Who has which part of a block"),
         (say("Outputs x inputs of each matrix of the first block, and the range that a rank has."),),
         (Grid(heads, rows, "", legend),),
@@ -64,7 +64,7 @@ def _parts(plan: Plan, say: Language) -> Frame:
     )  # fmt: skip
 
 
-def _way(plan: Plan, say: Language) -> Frame:
+def _way(plan: Plan, say: Language) -> LessonFrame:
     roles = {tensor.parameter.role for tensor in _block(plan)}
     divided = plan.layout.sequence_parallel
     before = say("gather the positions of all ranks") if divided else say("nothing")
@@ -79,20 +79,20 @@ def _way(plan: Plan, say: Language) -> Frame:
     if Role.ROW in roles:
         rows.append((say("second matrix, by rows"), say("some inputs, all outputs"), after, say("nothing")))
     heads = (say("step"), say("what a rank computes"), say("sent in forward"), say("sent in backward"))
-    return Frame(say("The way through a pair of matrices"), (), (Table(heads, rows),))
+    return LessonFrame(say("The way through a pair of matrices"), (), (TextTable(heads, rows),))
 
 
-def _collectives(plan: Plan, say: Language) -> Frame:
+def _collectives(plan: Plan, say: Language) -> LessonFrame:
     records = joined(record for record in plan.traffic if record.axis == "tp")
     rows = []
     for record in records:
         sent = of_bytes(record.wire_bytes(plan.mesh.tp))
         rows.append((purpose(record, say), record.collective.value, record.verb.value, str(record.times), sent))
     heads = (say("what"), say("collective"), say("in"), say("times a step"), say("a rank sends each time"))
-    return Frame(
+    return LessonFrame(
         say("What the ranks send"),
         (say("These messages are in the middle of each layer, and nothing hides them. So tp needs fast links."),),
-        (Table(heads, rows, numbers=(3, 4)),),
+        (TextTable(heads, rows, numbers=(3, 4)),),
     )
 
 

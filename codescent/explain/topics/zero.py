@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from codescent.base.amounts import of_bytes
-from codescent.explain.content import Cell, Frame, Grid, Lesson, Table, Tone
+from codescent.explain.content import Grid, GridCell, Lesson, LessonFrame, TextTable, Tone
 from codescent.explain.language import Language
-from codescent.explain.topic import Asked, Topic
+from codescent.explain.topic import LessonInput, Topic
 from codescent.plan import Mesh, Plan, TensorPlan
 from codescent.plan.state import state_of_rank
 
@@ -31,7 +31,7 @@ class _Layer:
     count: int = 1
 
 
-def lesson(asked: Asked) -> Lesson:
+def lesson(asked: LessonInput) -> Lesson:
     """The four stages, then a step of the highest one."""
     say, ranks = asked.say, asked.plan.mesh.dp_replicate * asked.plan.mesh.dp_shard
     plans = [_of_stage(asked, stage, ranks) for stage in STAGES]
@@ -58,7 +58,7 @@ def refuses(plan: Plan) -> str:
     return "it divides what data-parallel ranks hold, and this config has one; give --ranks 2, or parallel.dp_shard=2"
 
 
-def _of_stage(asked: Asked, stage: int, ranks: int) -> Plan:
+def _of_stage(asked: LessonInput, stage: int, ranks: int) -> Plan:
     if stage == 0:
         return asked.other({"parallel.dp_replicate": ranks, "parallel.dp_shard": 1})
     return asked.other({"parallel.dp_replicate": 1, "parallel.dp_shard": ranks, "parallel.zero_stage": stage})
@@ -127,12 +127,12 @@ def _grid(plan: Plan, say: Language) -> Grid:
             for rank in ranks:
                 part = _bytes(layer, kind, plan.mesh, rank)
                 text = f"{LETTERS[kind]} {_share(part, whole)}" if part else ""
-                cells.append(Cell(text, kind if part else Tone.NOTHING))
+                cells.append(GridCell(text, kind if part else Tone.NOTHING))
             rows.append((layer.name if kind is KINDS[0] else "", cells))
     return Grid(_heads(ranks, say), rows, say("layer"), _legend(say))
 
 
-def _held(plan: Plan, stage: int, say: Language) -> Frame:
+def _held(plan: Plan, stage: int, say: Language) -> LessonFrame:
     titles = (
         say("Stage 0: every rank holds everything"),
         say("Stage 1: the optimizer state is divided"),
@@ -156,7 +156,7 @@ def _held(plan: Plan, stage: int, say: Language) -> Frame:
         gradients=of_bytes(state.gradients_bytes),
         optimizer=of_bytes(state.optimizer_bytes),
     )
-    return Frame(titles[stage], (why[stage],), (_grid(plan, say),), (total, *_not_shown(plan, say)))
+    return LessonFrame(titles[stage], (why[stage],), (_grid(plan, say),), (total, *_not_shown(plan, say)))
 
 
 def _not_shown(plan: Plan, say: Language) -> Iterator[str]:
@@ -164,7 +164,7 @@ def _not_shown(plan: Plan, say: Language) -> Iterator[str]:
         yield say.many("{number} more rank is like these.", "{number} more ranks are like these.", more)
 
 
-def _sums(plans: Sequence[Plan], say: Language) -> Frame:
+def _sums(plans: Sequence[Plan], say: Language) -> LessonFrame:
     rows = []
     for stage, plan in enumerate(plans):
         state = state_of_rank(plan, 0)
@@ -172,10 +172,10 @@ def _sums(plans: Sequence[Plan], say: Language) -> Frame:
         parts = (state.weights_bytes, state.gradients_bytes, state.optimizer_bytes, state.total_bytes, sent)
         rows.append([str(stage), *map(of_bytes, parts)])
     heads = [say("stage"), say("weights"), say("gradients"), say("optimizer"), say("held"), say("sent per step")]
-    return Frame(
+    return LessonFrame(
         say("What a stage saves, and what it costs"),
         (say("Bytes of rank 0, from the plan of each stage."),),
-        (Table(heads, rows, numbers=range(1, 6)),),
+        (TextTable(heads, rows, numbers=range(1, 6)),),
         (
             say(
                 "With one micro-batch, stages 1 and 2 send as much as stage 0. "
@@ -185,7 +185,7 @@ def _sums(plans: Sequence[Plan], say: Language) -> Frame:
     )
 
 
-def _step(plan: Plan, say: Language) -> Iterator[Frame]:
+def _step(plan: Plan, say: Language) -> Iterator[LessonFrame]:
     """A step of stage 3 for one block: gather, compute, drop; then backward, with sums; then the update."""
     layer = next(one for one in _layers(plan, say) if one.tensors[0].parameter.depths[0] == 1)
     weights, gradients, optimizer = KINDS
@@ -224,7 +224,7 @@ def _step(plan: Plan, say: Language) -> Iterator[Frame]:
     parts = {weights: PART, gradients: "", optimizer: PART}
     for title, why, becomes in moments:
         parts = {**parts, **becomes}
-        yield Frame(title, (why,), (_moment(plan, layer, parts, becomes, say),))
+        yield LessonFrame(title, (why,), (_moment(plan, layer, parts, becomes, say),))
 
 
 def _moment(plan: Plan, layer: _Layer, parts: Mapping[Tone, str], changed: Mapping[Tone, str], say: Language) -> Grid:
@@ -237,7 +237,7 @@ def _moment(plan: Plan, layer: _Layer, parts: Mapping[Tone, str], changed: Mappi
             part = _bytes(layer, kind, plan.mesh, rank)
             share = {PART: _share(part, whole), WHOLE: "1", "": ""}[parts[kind]]
             text = f"{LETTERS[kind]} {share}" if share else ""
-            cells.append(Cell(text, kind if share else Tone.NOTHING, kind in changed))
+            cells.append(GridCell(text, kind if share else Tone.NOTHING, kind in changed))
         rows.append((layer.name if kind is KINDS[0] else "", cells))
     return Grid(_heads(ranks, say), rows, say("layer"), _legend(say))
 
