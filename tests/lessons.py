@@ -4,10 +4,8 @@ Does not check anything. A lesson is made once in a process."""
 from __future__ import annotations
 
 from functools import cache
-from io import StringIO
 
-from rich.console import Console
-
+from codescent.base.console import as_text
 from codescent.explain.content import Chart, Figure, Grid, Lesson, LessonFrame, NodeNetwork, RankLanes, TextTable
 from codescent.explain.language import language
 from codescent.explain.text import WIDTH, lesson_text
@@ -34,11 +32,7 @@ def lesson(topic: str, *words: str, lang: str = "en") -> Lesson:
 
 def text(one: Lesson, lang: str = "en") -> list[str]:
     """The lines of a terminal."""
-    console = Console(file=StringIO(), width=WIDTH, color_system=None, force_terminal=False, highlight=False)
-    for part in lesson_text(one, language(lang)):
-        console.print(part)
-    assert isinstance(console.file, StringIO)
-    return console.file.getvalue().splitlines()
+    return as_text(lesson_text(one, language(lang)), WIDTH).splitlines()
 
 
 def said(one: Lesson) -> list[str]:

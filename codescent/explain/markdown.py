@@ -4,10 +4,8 @@ Does not decide what is said and does not write a file."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from io import StringIO
 
-from rich.console import Console
-
+from codescent.base.console import as_text
 from codescent.explain.content import Figure, Lesson, TextTable
 from codescent.explain.language import Language
 from codescent.explain.text import WIDTH, figure_text
@@ -43,8 +41,5 @@ def _figure(figure: Figure) -> Iterator[str]:
         yield "|" + "".join("---:|" if column in figure.numbers else "---|" for column in range(len(figure.columns)))
         yield from ("| " + " | ".join(map(plain, row)) + " |" for row in figure.rows)
         return
-    console = Console(file=StringIO(), width=WIDTH, color_system=None, force_terminal=False, highlight=False)
-    for one in figure_text(figure):
-        console.print(one)
-    assert isinstance(console.file, StringIO)
-    yield from ("```text", *(line.rstrip() for line in console.file.getvalue().splitlines()), "```")
+    lines = as_text(figure_text(figure), WIDTH).splitlines()
+    yield from ("```text", *(line.rstrip() for line in lines), "```")

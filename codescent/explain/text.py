@@ -25,7 +25,7 @@ STYLES: dict[Tone, str] = {
     Tone.OPTIMIZER: "white on black",
     Tone.ACTIVATIONS: "black on yellow",
     Tone.FORWARD: "white on blue",
-    Tone.BACKWARD: "black on green",
+    Tone.BACKWARD: "black on cyan",
     Tone.MESSAGE: "black on bright_red",
     Tone.SERVER: "black on magenta",
     Tone.WAITING: "dim",

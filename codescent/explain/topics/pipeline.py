@@ -134,7 +134,10 @@ def _table(drawn: list[tuple[str, Plan, Simulation]], given: Plan, say: Language
                 p=stages,
                 share=of_share((stages - 1) / (count + stages - 1)),
             ),
-            say("There are m = {m} micro-batches. A stage with the head computes longer: the others wait.", m=count),
+            say(
+                "There are m = {m} micro-batches. Stages are not quite alike: one has the head. All wait for the slowest.",
+                m=count,
+            ),
             *fewer,
             say("More micro-batches make it smaller. gpipe keeps all of them, 1f1b at most p."),
         ),
