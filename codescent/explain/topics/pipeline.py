@@ -135,7 +135,8 @@ def _table(drawn: list[tuple[str, Plan, Simulation]], given: Plan, say: Language
                 share=of_share((stages - 1) / (count + stages - 1)),
             ),
             say(
-                "There are m = {m} micro-batches. Stages are not quite alike: one has the head. All wait for the slowest.",
+                "There are m = {m} micro-batches. Stages are not quite alike: one has the head. "
+                "All wait for the slowest.",
                 m=count,
             ),
             *fewer,
