@@ -1,11 +1,13 @@
-"""In: a standard stream. Out: a console of rich, which moves the cursor on a terminal alone.
+"""In: a standard stream. Out: a console of rich, which moves the cursor on a terminal alone; what it would print.
 Does not print and knows no table, bar or colour."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
+from io import StringIO
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 
 def new_console(*, stderr: bool = False, width: int | None = None, soft_wrap: bool = False) -> Console:
@@ -28,3 +30,12 @@ def new_console(*, stderr: bool = False, width: int | None = None, soft_wrap: bo
         force_terminal=is_terminal,
         force_jupyter=False,
     )
+
+
+def as_text(parts: Iterable[RenderableType], width: int) -> str:
+    """What a console of this width prints, without colours."""
+    text = StringIO()
+    console = Console(file=text, width=width, color_system=None, force_terminal=False, highlight=False)
+    for one in parts:
+        console.print(one)
+    return text.getvalue()

@@ -143,6 +143,7 @@ VERBS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = 
         "train with every layout and compare losses and gradient norms with one process",
         arguments_machines.prove,
     ),
+    ("explain", "show what a strategy does with your model, step by step", arguments_run.explain),
     (
         "collectives",
         "show which collectives each backend of torch offers, and what an all-reduce does",

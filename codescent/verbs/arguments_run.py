@@ -128,3 +128,13 @@ def data(verb: argparse.ArgumentParser) -> None:
     add("--target", metavar="TxD", help="number and size of the target's vectors (default 20x512)")
     add("--format", choices=("hdf5", "pt", "safetensors"), help="format of the file (default hdf5)")
     add("--seed", type=int, metavar="N", help="seed of the numbers, which are the same in every format (default 0)")
+
+
+def explain(verb: argparse.ArgumentParser) -> None:
+    """Add the arguments of `codescent explain`."""
+    add = verb.add_argument
+    add("topic", metavar="TOPIC", type=text, nargs="?", help="what is explained; without it the topics are listed")
+    config_arguments(verb, optional=True, meaning=f"{CONFIG_HELP} (default: a small example)")
+    add("--ranks", type=positive, metavar="N", help="number of ranks (parallel.ranks)")
+    add("--out", type=path, metavar="FILE", help="write it: .html (a page to step through), .svg or .md")
+    add("--lang", type=text, default="en", metavar="CODE", help="language: en (default) or es")

@@ -37,6 +37,7 @@ VERBS: Mapping[str, str] = {
     "launch": "launch.main",
     "doctor": "doctor.main",
     "prove": "prove.main",
+    "explain": "explain.main",
     "collectives": "collectives.main",
     "measure": "measure.main",
     "config": "config.main",

@@ -15,15 +15,14 @@ from codescent.base.amounts import of_seconds, of_share, three_digits
 from codescent.base.counted import counted
 from codescent.cost.activations import has_kernel
 from codescent.cost.device_time import spent
-from codescent.cost.operators import ATTENTION, PRODUCT, Computed, operators_of_depth
+from codescent.cost.letters import samples_of, size_of
+from codescent.cost.operators import Computed, operators_of_depth
 from codescent.cost.price import Price
 from codescent.plan import AXES, Mesh, Plan
 
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 SMALL = 0.01
 """Below it no more than three digits behind the point are shown."""
-MOST_MULTIPLE = 8
-"""Up to this multiple of the channels a size is written as one, such as 4C."""
 
 
 Seconds = Callable[[Computed], float]
@@ -46,7 +45,7 @@ def tables(plan: Plan, device: str, seconds: Seconds | None = None) -> Iterator[
         yield _of_stage(plan, stage, device, seconds)
     model, work = plan.model, plan.work
     letters = {
-        "B": ("sample", f" of a micro-batch{' on a device' * (plan.devices > 1)}", _samples(plan)),
+        "B": ("sample", f" of a micro-batch{' on a device' * (plan.devices > 1)}", samples_of(plan)),
         "T": ("position", "", work.positions(-1)),
         **({"S": ("position", " of the source", work.streams[0])} if work.streams else {}),
         "C": ("channel", "", model.hidden_dim),
@@ -131,44 +130,3 @@ def _name(plan: Plan, depths: Sequence[int]) -> str:
     runs = [list(run) for _, run in groupby(enumerate(depths), lambda pair: pair[1] - pair[0])]
     words = [f"{run[0][1] - 1} to {run[-1][1] - 1}" if len(run) > 1 else f"{run[0][1] - 1}" for run in runs]
     return f"layer{'s' * (first != last)} {', '.join(words)}"
-
-
-def size_of(plan: Plan, one: Computed) -> str:
-    """The sizes of an operator in letters, such as "B*T*C*3C" of a product."""
-    if one.kind == PRODUCT:
-        rows, inputs, outputs = one.sizes
-        return "*".join([_rows(plan, rows), _width(plan, inputs), _width(plan, outputs)])
-    if one.kind == ATTENTION:
-        _, _, queries, keys, _ = one.sizes
-        return "*".join(["B", "NH", _positions(plan, queries), _positions(plan, keys), "HS"])
-    samples, *positions, width = one.sizes
-    if not positions:
-        return f"{_rows(plan, samples)}*{_width(plan, width)}"
-    if len(positions) > 1:  # the pairs of a query and a key, of each head
-        return "*".join(["B", "NH", _positions(plan, positions[-1]), _positions(plan, width)])
-    return f"{_rows(plan, samples * positions[0])}*{_width(plan, width)}"
-
-
-def _rows(plan: Plan, rows: int) -> str:
-    samples, rest = divmod(rows, _samples(plan))
-    return f"{rows:,}" if rest else f"B*{_positions(plan, samples)}"
-
-
-def _samples(plan: Plan) -> int:
-    return -(-plan.work.microbatch_size // plan.devices)
-
-
-def _positions(plan: Plan, positions: int) -> str:
-    streams = plan.work.streams
-    letters = {**({streams[0]: "S", sum(streams): "(S+T)"} if streams else {}), plan.work.positions(-1): "T"}
-    return letters.get(positions, f"{positions:,}")
-
-
-def _width(plan: Plan, width: int) -> str:
-    model = plan.model
-    if width == model.vocab_size:
-        return "V"
-    multiple, rest = divmod(width, model.hidden_dim)
-    if rest or multiple > MOST_MULTIPLE:
-        return f"{width:,}"
-    return f"{'' if multiple == 1 else multiple}C"

@@ -1,0 +1,131 @@
+"""In: a plan. Out: what its ranks do in a few steps, as lanes: they compute, send, wait and serve.
+Does not simulate (cost/ranks_walk.py does). Time is in steps of arithmetic: no machine is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from codescent.clusters.by_links import of_links
+from codescent.clusters.link import Link
+from codescent.cost.coding import Coding
+from codescent.cost.simulate import SimulatedMessage, Span
+from codescent.cost.walked import Walk
+from codescent.explain.content import Arrow, Bar, RankLanes, Tone
+from codescent.explain.language import Language
+from codescent.plan import Plan, Verb
+from codescent.planner.links import Links
+
+SENDS_IN = 0.5
+"""The link of a rank takes this share of a step's arithmetic to send all gradients once."""
+PAUSE = 0.1
+"""Messages that follow each other sooner are one arrow."""
+LATENCY = 0.002
+"""Of a message, in steps of arithmetic."""
+TONES = {
+    Verb.LOAD: Tone.OTHER,
+    Verb.FORWARD: Tone.FORWARD,
+    Verb.BACKWARD: Tone.BACKWARD,
+    Verb.BACKWARD_INPUT: Tone.BACKWARD,
+    Verb.BACKWARD_WEIGHT: Tone.GRADIENTS,
+    Verb.REDUCE: Tone.MESSAGE,
+    Verb.STEP: Tone.OPTIMIZER,
+    Verb.AVERAGE: Tone.MESSAGE,
+    Verb.MERGE: Tone.OPTIMIZER,
+    Verb.EXCHANGE: Tone.MESSAGE,
+    Verb.PUSH: Tone.MESSAGE,
+    Verb.PULL: Tone.ACTIVATIONS,
+    Verb.SERVE: Tone.SERVER,
+}
+
+
+@dataclass(frozen=True)
+class AtWork:
+    """What the ranks did.
+
+    Attributes:
+        walk: with times in steps of arithmetic.
+        lanes: the same, to be drawn.
+    """
+
+    walk: Walk
+    lanes: RankLanes
+
+
+def at_work(
+    plan: Plan,
+    say: Language,
+    steps: float,
+    *,
+    slow: Mapping[int, float] | None = None,
+    arrows: bool = False,
+    computes: float = 1.0,
+    sends_in: float = SENDS_IN,
+) -> AtWork:
+    """The first steps of the steady rounds of a plan.
+
+    Args:
+        plan: of several ranks.
+        say: of the legend.
+        steps: how many are drawn.
+        slow: by rank: how many times longer its arithmetic takes.
+        arrows: whether messages are drawn.
+        computes: the arithmetic of a step of a rank.
+        sends_in: the time in which a link sends all gradients once.
+    """
+    gradients_bytes = sum(tensor.gradients_bytes(plan.mesh, 0) for tensor in plan.trained)
+    cluster = of_links(Link(gradients_bytes / sends_in, LATENCY))
+    links = Links(cluster, None, computes, None, slow or {})
+    walk = links.walk(plan, Coding(), timeline=True)
+    return AtWork(walk, _lanes(plan, walk, say, steps * walk.step_s, arrows=arrows))
+
+
+def _lanes(plan: Plan, walk: Walk, say: Language, end: float, *, arrows: bool) -> RankLanes:
+    bars = []
+    for span in _until(walk, end):
+        tone = TONES.get(span.instruction.verb, Tone.OTHER)
+        begins_to_wait = span.end_s - span.waits_s
+        if begins_to_wait > span.start_s:
+            bars.append(Bar(span.stage, span.start_s, begins_to_wait, tone))
+        if span.waits_s > 0:
+            bars.append(Bar(span.stage, begins_to_wait, span.end_s, Tone.WAITING))
+    names = [say("server {number}", number=rank) if rank not in plan.mesh else say("rank {number}", number=rank)
+             for rank in range(plan.world_size)]  # fmt: skip
+    shown = [arrow for arrow in joined(walk.flights) if arrow.received <= end] if arrows else []
+    there = {bar.tone for bar in bars}
+    legend = [(tone, name) for tone, name in _names(say).items() if tone in there]
+    return RankLanes(names, bars, say("steps of arithmetic"), shown, legend)
+
+
+def _until(walk: Walk, end: float) -> Iterator[Span]:
+    """What begins before a moment, and is cut there. The wait is the last part of a span."""
+    for span in walk.timeline:
+        if span.start_s < end:
+            late = max(0.0, span.end_s - end)
+            yield replace(span, end_s=span.end_s - late, waits_s=max(0.0, span.waits_s - late))
+
+
+def joined(flights: Iterable[SimulatedMessage]) -> list[Arrow]:
+    """Messages between two ranks that follow each other without a pause, as one arrow each."""
+    found: dict[tuple[int, int], list[Arrow]] = {}
+    for at in sorted(flights, key=lambda at: at.start_s):
+        if at.end_s <= at.start_s:
+            continue
+        of_pair = found.setdefault((at.stage, at.peer), [])
+        if of_pair and at.start_s <= of_pair[-1].received + PAUSE:
+            of_pair[-1] = replace(of_pair[-1], received=max(of_pair[-1].received, at.end_s))
+        else:
+            of_pair.append(Arrow(at.stage, at.start_s, at.peer, at.end_s))
+    return sorted((arrow for of_pair in found.values() for arrow in of_pair), key=lambda arrow: arrow.sent)
+
+
+def _names(say: Language) -> dict[Tone, str]:
+    return {
+        Tone.FORWARD: say("forward"),
+        Tone.BACKWARD: say("backward"),
+        Tone.MESSAGE: say("sends and receives"),
+        Tone.ACTIVATIONS: say("fetches weights"),
+        Tone.SERVER: say("serves"),
+        Tone.OPTIMIZER: say("updates"),
+        Tone.WAITING: say("waits"),
+    }

@@ -1,0 +1,82 @@
+"""In: what the command line asks for. Out: `Topic`, a row of the table of topics; `LessonInput`, what a topic is given.
+Knows no topic (topics/ has a file for each) and reads no file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from codescent.base.counted import counted
+from codescent.base.errors import UserError
+from codescent.config.load import with_values
+from codescent.config.sections import Config
+from codescent.explain.content import Lesson
+from codescent.explain.language import Language
+from codescent.plan import AXES, Plan, Scalar
+from codescent.preflight import absent, laid_out, plan_of
+
+
+@dataclass(frozen=True)
+class LessonInput:
+    """What a topic explains.
+
+    Attributes:
+        config, plan: of the user, or of the topic's own example. The config has its layout.
+        say: says a sentence in the language that is asked for.
+    """
+
+    config: Config
+    plan: Plan
+    say: Language
+
+    def other(self, values: Mapping[str, Scalar]) -> Plan:
+        """The plan of the config with other values of keys. Raises UserError: it is refused."""
+        try:
+            config = with_values(self.config, values)
+        except ValidationError as error:
+            said = [one["msg"].removeprefix("Value error, ") for one in error.errors()]
+            raise UserError(*said) from error
+        return planned(config)[1]
+
+    @property
+    def config_line(self) -> str:
+        """Model, batch and layout, in one line."""
+        return line_of(self.plan)
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A row of the table of topics.
+
+    Attributes:
+        about: one sentence, a name in the message files.
+        words: of the command line, for the example that is shown without a CONFIG.
+        lesson: makes the lesson.
+        refuses: why a plan has nothing to show of this topic, and what would; "": it has.
+    """
+
+    about: str
+    words: tuple[str, ...]
+    lesson: Callable[[LessonInput], Lesson]
+    refuses: Callable[[Plan], str] = lambda plan: ""
+
+
+def planned(config: Config) -> tuple[Config, Plan]:
+    """The config with its layout, and its plan. Data that is not there yet counts as its defaults.
+
+    Raises UserError: all problems of the config.
+    """
+    without_data = bool(absent(config))
+    config, _ = laid_out(config, config.parallel.ranks, without_data=without_data)
+    return config, plan_of(config, config.parallel.ranks, without_data=without_data)
+
+
+def line_of(plan: Plan) -> str:
+    """Model, batch and layout of a plan, in one line. Terms of the config, alike in every language."""
+    model, mesh = plan.model, plan.mesh
+    axes = ", ".join(f"{axis}={mesh.degree(axis)}" for axis in AXES if mesh.degree(axis) > 1)
+    sizes = f"num_layers={model.num_layers}, hidden_dim={model.hidden_dim}, {plan.num_parameters:,} parameters"
+    batch = f"global_batch_size={plan.work.global_batch_size}"
+    return "; ".join(filter(None, (f"{model.kind}: {sizes}", batch, counted(plan.world_size, "rank"), axes)))

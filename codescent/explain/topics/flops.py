@@ -1,0 +1,183 @@
+"""In: a plan. Out: the formulas for the FLOPs of a step that papers and programs use, side by side, with its sizes.
+Does not count operators (cost/operators.py does) and does not measure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from codescent.base.amounts import of_share, three_digits
+from codescent.cost.operators import operators_of_depth
+from codescent.explain.content import Lesson, LessonFrame, TextTable
+from codescent.explain.language import Language
+from codescent.explain.topic import LessonInput, Topic
+from codescent.plan import AXES, Plan
+from codescent.plan.activations import CPU
+
+PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+
+
+@dataclass(frozen=True)
+class Formula:
+    """FLOPs of a token, by a rule.
+
+    Attributes:
+        name: as it is written.
+        flops: of a token, forward and backward, unless `is_forward`.
+        source: who uses it.
+    """
+
+    name: str
+    flops: float
+    source: str
+    is_forward: bool = False
+
+
+@dataclass(frozen=True)
+class FormulaSizes:
+    """What the formulas are made of.
+
+    N: parameters, without an embedding that is only looked up. L: layers. C: channels.
+    T: positions of a sample. B: samples of a step.
+    """
+
+    n: int
+    layers: int
+    channels: int
+    positions: int
+    samples: int
+
+    @property
+    def tokens(self) -> int:
+        """Of a step."""
+        return self.positions * self.samples
+
+
+def sizes_of(plan: Plan) -> FormulaSizes:
+    """The sizes of a plan with one sequence."""
+    positions, work = plan.work.positions(-1), plan.work
+    tokens = work.global_batch_size * positions
+    n = round(plan.flops().dense_flops / (6 * tokens))
+    return FormulaSizes(
+        n, plan.model.num_layers, plan.model.num_heads * plan.model.head_dim, positions, work.global_batch_size
+    )
+
+
+def formulas(sizes: FormulaSizes) -> tuple[Formula, ...]:
+    """Each formula with the sizes put in."""
+    n, pairs = sizes.n, sizes.layers * sizes.channels * sizes.positions
+    return (
+        Formula("2N", 2.0 * n, "Kaplan et al. 2020", is_forward=True),
+        Formula("2N + 2LCT", 2.0 * n + 2.0 * pairs, "Kaplan et al. 2020, table 1", is_forward=True),
+        Formula("6N", 6.0 * n, "Kaplan et al. 2020; Hoffmann et al. 2022"),
+        Formula("6N + 6LCT", 6.0 * n + 6.0 * pairs, "llm.c"),
+        Formula("6N + 12LCT", 6.0 * n + 12.0 * pairs, "Chowdhery et al. 2022 (PaLM); nanoGPT"),
+    )
+
+
+def lesson(asked: LessonInput) -> Lesson:
+    """Sizes, formulas, and what is executed."""
+    plan, say = asked.plan, asked.say
+    sizes = sizes_of(plan)
+    return Lesson(
+        topic="flops",
+        title=say("How many FLOPs has a step?"),
+        about=say("Each formula counts something else. Here they all have the sizes of this config."),
+        config=asked.config_line,
+        frames=(_sizes(sizes, say), _formulas(sizes, say), _executed(plan, sizes, say)),
+        see=(
+            ("codescent plan CONFIG --operators", say("each operator with its FLOPs and bytes")),
+            ("codescent explain pram", say("the cost of each operator in letters")),
+        ),
+    )
+
+
+def _sizes(sizes: FormulaSizes, say: Language) -> LessonFrame:
+    rows = (
+        ("N", f"{sizes.n:,}", say("parameters, without an embedding that is only looked up")),
+        ("L", f"{sizes.layers:,}", say("layers")),
+        ("C", f"{sizes.channels:,}", say("channels of all heads together")),
+        ("T", f"{sizes.positions:,}", say("positions of a sample")),
+        ("B", f"{sizes.samples:,}", say("samples of a step, of all ranks together")),
+    )
+    return LessonFrame(
+        say("The sizes"),
+        figures=(TextTable((say("letter"), say("size"), say("what it is")), rows, numbers=(1,)),),
+        after=(say("A FLOP is one addition or one multiplication of floating-point numbers."),),
+    )
+
+
+def _formulas(sizes: FormulaSizes, say: Language) -> LessonFrame:
+    rows = []
+    for formula in formulas(sizes):
+        what = say("forward") if formula.is_forward else say("forward and backward")
+        step = formula.flops * sizes.tokens
+        rows.append((formula.name, what, amount(formula.flops), amount(step), formula.source))
+    heads = (say("a token"), say("of"), say("FLOPs a token"), say("FLOPs a step"), say("used by"))
+    return LessonFrame(
+        say("The formulas"),
+        (
+            say("A product with a matrix needs 2 FLOPs for each of its numbers: one to multiply, one to add."),
+            say("Backward needs twice as much: gradients of the inputs, and gradients of the weights."),
+        ),
+        (TextTable(heads, rows, numbers=(2, 3)),),
+        (
+            say("6NBT is 6N times the B T tokens of a step."),
+            say("Attention compares each pair of positions: 2CT FLOPs for scores, 2CT for sums, in each layer."),
+            say("2LCT and 6LCT count half of the pairs: a causal mask hides the others. 12LCT counts them all."),
+        ),
+    )
+
+
+def _executed(plan: Plan, sizes: FormulaSizes, say: Language) -> LessonFrame:
+    executed = executed_flops(plan)
+    flops = plan.flops()
+    rows = [
+        (say("executed"), amount(executed), of_share(1.0)),
+        ("6N + 12LCT", amount(flops.total_flops), of_share(flops.total_flops / executed)),
+        ("6NBT", amount(flops.dense_flops), of_share(flops.dense_flops / executed)),
+    ]
+    if flops.recomputed_flops:
+        rows.append((say("computed again (recompute)"), amount(flops.recomputed_flops),
+                     of_share(flops.recomputed_flops / executed)))  # fmt: skip
+    return LessonFrame(
+        say("What is executed"),
+        (say("All operators of all ranks, counted one by one: norms, activations and softmax, too."),),
+        (TextTable((say("count"), say("FLOPs a step"), say("of executed")), rows, numbers=(1, 2)),),
+        (say("Speeds in FLOP/s, and MFU, use 6N + 12LCT, as papers do. So they compare with other programs."),),
+    )
+
+
+def executed_flops(plan: Plan) -> float:
+    """FLOPs of a step, of all operators of all ranks."""
+    total = 0.0
+    for stage in range(plan.mesh.pp):
+        rank = plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES})
+        alike = plan.mesh.world_size // plan.mesh.pp
+        for part in plan.schedule.parts(stage):
+            for depth in part:
+                every = operators_of_depth(plan, depth, CPU, rank)
+                total += alike * sum(one.forward_flops + one.backward_flops for one in every)
+    return total * plan.work.num_microbatches
+
+
+def amount(flops: float) -> str:
+    """Such as "1.23 GFLOP"."""
+    for power in range(len(PREFIXES) - 1, 0, -1):
+        if flops >= 1000.0**power:
+            return f"{three_digits(flops / 1000.0**power)} {PREFIXES[power]}FLOP"
+    return f"{three_digits(flops)} FLOP"
+
+
+def refuses(plan: Plan) -> str:
+    """The formulas are of one sequence."""
+    if plan.work.streams:
+        return "the formulas are of one sequence, and this model has a source and a target; take a gpt2 or llama model"
+    return ""
+
+
+TOPIC = Topic(
+    about="the formulas for the FLOPs of a step, side by side, and what is executed",
+    words=("model.preset=gpt2", "data.tokenizer=gpt2", "data.seq_len=1024", "train.global_batch_size=4"),
+    lesson=lesson,
+    refuses=refuses,
+)
