@@ -122,6 +122,19 @@ def test_a_damaged_note_does_not_count(folder: Path) -> None:
     assert {name: entry["sha256"] for name, entry in found["files"].items()} == expected
 
 
+def test_a_process_relies_on_no_note_of_what_it_has_read_itself(
+    folder: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: a rank that meets the others anew after a loss reads the whole corpus again."""
+    settle()
+    hashes(folder, FILES)
+    hashes(folder, FILES)
+    assert (len(read), verified.relied_on()) == (2, {})
+    monkeypatch.setattr(verified, "_own", {})  # as in another process
+    hashes(folder, FILES)
+    assert {*verified.relied_on()} == {folder / name for name in FILES}
+
+
 @pytest.mark.parametrize("how", ["missing", "damaged", "of another file"])
 def test_blocks_are_unknown_if_their_checksums_are_missing_or_damaged(
     how: str, folder: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
@@ -138,6 +151,7 @@ def test_blocks_are_unknown_if_their_checksums_are_missing_or_damaged(
             of_a.write_bytes(of_b.read_bytes())
     monkeypatch.setattr(verified, "_sums", {})  # as in another process
     monkeypatch.setattr(verified, "_from_notes", {})
+    monkeypatch.setattr(verified, "_own", {})
     sha256 = hashes(folder, FILES)[0]["a.bin"]
     assert verified.sums_of(folder / "a.bin", sha256) is None
     assert verified.unsummed() == {folder / "a.bin": 3_000_000}
