@@ -79,6 +79,8 @@ def measured(place: Path, name: str, times: int, rng: random.Random) -> Losses:
     try:
         run.until(lambda: run.step() > 40)
         for _ in range(times):
+            if "spare" in name:
+                run.until(run.has_spare)
             lose(run, found, rng, grows=name.startswith("shrink"))
     finally:
         run.end()

@@ -132,6 +132,14 @@ class Run:
                     return pid
         raise Ended(f"no process of rank {rank}")
 
+    def has_spare(self) -> bool:
+        """Whether a process waits for a place, and can take one."""
+        ranks = LocalRanks(self.launchers[0].pid, RANKS)
+        if (pages := ranks.pages()) is None:
+            return False
+        with closing(pages.memory):
+            return any(pages.read(page).beat_s > 0 for page in ranks.waiting(pages.call).values())
+
     def places(self) -> dict[int, int]:
         """The process of each rank now. A process that waits for a place has none. Empty: the ranks meet anew."""
         ranks = LocalRanks(self.launchers[0].pid, RANKS)

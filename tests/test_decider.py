@@ -45,7 +45,7 @@ class Run:
         """All hosts report, and the decider decides."""
         self.now_s += 2.0
         for host, report in self.reports.items():
-            self.decider.hear(host, report)
+            self.decider.hear(host, replace(report, number=self.decider.places.number))
         self.decider.look()
 
     def die(self, host: int, *slots: int) -> None:
@@ -102,6 +102,33 @@ def test_ranks_of_a_host_follow_each_other() -> None:
     run.die(0, 0)
     assert run.orders().ranks[0] == 3, "they wait for the new process of host 0"
     assert run.orders().ranks[1:] == (1,) or run.orders().ranks[1:] == (2,)
+
+
+def test_a_host_without_ranks_ends_nothing() -> None:
+    """Fault: a host that only waits is asked to end, and from then on each loss ends the run, or nobody joins."""
+    run = Run(2, 2, fewer=(2,))
+    run.decider.lose(2, "its agent has ended")
+    run.look()
+    run.decider.join(2, HostPlace("b", 2))
+    run.reports[2] = HostReport(ends=True)
+    run.look()
+    run.decider.lose(2, "its agent has ended")
+    run.look()
+    assert (run.decider.is_lost(2), run.orders().ends) == (True, False)
+    assert not run.decider.is_lost(9), "it comes as the run ends"
+
+
+def test_what_a_lost_host_has_said_counts_no_more() -> None:
+    """Fault: two starts in a row without a step do not end the run, because a host that is gone had done steps."""
+    run = Run(3, 1, fewer=(3, 2, 1), most=99)
+    run.reports[3] = HostReport(step=7, progressed=True)
+    run.look()
+    run.decider.lose(3, "its agent has ended")
+    run.look()
+    run.reports[0] = HostReport(step=1)
+    run.die(0, 1)
+    run.die(0, 2)
+    assert run.orders().over.startswith("the run ends: 2 starts in a row")
 
 
 def test_a_lost_host_shrinks_the_run_and_comes_back() -> None:

@@ -3,6 +3,7 @@ As a program it answers an agent (launch/run_layouts.py), which imports no model
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from dataclasses import asdict
@@ -31,6 +32,7 @@ def layouts_of(config: Config, vocab_size: int | None, wanted: int) -> Fewer:
     """
     fits, before = fits_cluster(config), flat(config)
 
+    @functools.cache  # it is asked again and again
     def fewer(there: int) -> FewerRanks | None:
         try:
             found = shrunk(config, vocab_size, wanted, there, fits)

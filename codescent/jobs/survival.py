@@ -9,19 +9,20 @@ from codescent.base.errors import UserError
 from codescent.build.shrunk import shrunk
 from codescent.build.survival import copies, wrong_survival
 from codescent.config.sections import Config
-from codescent.config.survive import Survive
 from codescent.plan import Plan
 
 BY_AGENTS = ("local", "ssh")
 """Targets whose ranks our own agents start. Other launchers own their ranks."""
 
 
-def words_for_agents(keys: Survive) -> tuple[str, ...]:
+def words_for_agents(config: Config) -> tuple[str, ...]:
     """What each agent is told of losses; nothing: the run ends by one."""
+    keys, stopped_s = config.survive, config.parallel.stopped_s
     if keys.on_loss == "stop":
         return ()
     window = ("--restart-window", f"{keys.restart_window_s:g}")
-    return "--on-loss", keys.on_loss, "--max-restarts", str(keys.max_restarts), *window
+    stopped = () if stopped_s is None else ("--stopped", f"{stopped_s:g}")
+    return "--on-loss", keys.on_loss, "--max-restarts", str(keys.max_restarts), *window, *stopped
 
 
 def problems(target: str, config: Config, plan: Plan | None) -> Iterator[str]:

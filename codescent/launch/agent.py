@@ -28,6 +28,7 @@ from codescent.launch.local import run_ranks
 from codescent.launch.losses import LossCount
 from codescent.launch.places import LossPolicy
 from codescent.launch.run_layouts import layouts_of_run
+from codescent.launch.supervisor import Stopped
 
 SENT = {name: signal.Signals[f"SIG{name}"] for name in ("TERM", "INT", "HUP", "USR1", "USR2")}
 """What a line of the standard input asks for, with --follow."""
@@ -56,7 +57,8 @@ def main(words: Sequence[str] | None = None) -> int:
         if verb == "doctor":
             return _examine(asked.command, group, env)
         blocked = SAVING if verb == "train" else ()  # it listens to them from its first moment on
-        return run_ranks(asked.command, group, env, blocked=blocked, reports=True, survive=_policy(asked, group))
+        policy, stopped = _policy(asked, group), Stopped(asked.stopped)
+        return run_ranks(asked.command, group, env, blocked=blocked, reports=True, survive=policy, stopped=stopped)
     except UserError as error:
         warn(*(f"error: {problem}" for problem in error.problems))
         return error.exit_code
@@ -80,6 +82,7 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
     add("--max-restarts", type=int, default=3, metavar="N", help="survive.max_restarts")
     add("--restart-window", type=float, default=3600.0, metavar="SECONDS", help="survive.restart_window_s")
     add("--spares", type=int, default=0, metavar="N", help="processes of this machine that wait for a place")
+    add("--stopped", type=float, metavar="SECONDS", help="when a rank that is stopped is ended (parallel.stopped_s)")
     add("command", nargs="+", help="the command of each rank, after --")
     asked = parser.parse_args(words)
     if asked.ranks < 1:

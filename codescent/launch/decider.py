@@ -97,18 +97,19 @@ class Decider:
     def lose(self, host: int, why: str) -> None:
         """A host has gone, and with it its processes. One whose ranks have ended is not lost."""
         gone = self._hosts[host]
-        if gone.is_lost or gone.report.ends or self._over or self._done:
+        has_ended = gone.report.ends and any(slot in self.places.ranks for slot in self._slots_of(host))
+        if gone.is_lost or has_ended or self._over or self._done:
             return
         gone.is_lost = True
         known = {death.slot for death in gone.report.deaths}
         deaths = [ProcessDeath(slot, 0, RunFailed.exit_code, f"is lost with its host: {why}")
                   for slot in self._slots_of(host) if slot not in known]  # fmt: skip
-        gone.report = replace(gone.report, deaths=(*gone.report.deaths, *deaths), ready=())
+        gone.report = replace(gone.report, deaths=(*gone.report.deaths, *deaths), ready=(), ends=False)
         self._say(f"codescent: {gone.name} is lost: {why}")
 
     def is_lost(self, host: int) -> bool:
         """Whether a host has gone."""
-        return self._hosts[host].is_lost
+        return host in self._hosts and self._hosts[host].is_lost
 
     def finish(self) -> None:
         """The ranks of host 0 have ended."""
@@ -125,7 +126,8 @@ class Decider:
         if self._over:
             return None
         ends = any(host.report.ends for host in hosts)
-        progressed = any(host.report.progressed for host in hosts)
+        now = [host.report for host in hosts if host.report.number == self.places.number]  # others are older
+        progressed = any(report.progressed for report in now)
         if not lost:
             if progressed or self._clock() - self._lost_s > HOLD_S:
                 self._fill_up()
@@ -140,8 +142,8 @@ class Decider:
         first = next(death for _, death in lost.values())
         code = (first.code or RunFailed.exit_code) if first.code >= 0 else 128 - first.code
         if ends:
-            return self._end("the run ends: ranks were lost while others had ended", code)
-        step = max((host.report.step for host in hosts if host.report.step is not None), default=None)
+            return self._end("the run ends: ranks were lost while others ended", code)
+        step = max((report.step for report in now if report.step is not None), default=None)
         if why := self._policy.losses.add(self._clock(), step=step, progressed=progressed):
             return self._end(f"the run ends: {why}", code)
         self._lost_s = self._clock()

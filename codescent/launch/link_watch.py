@@ -147,24 +147,19 @@ class _Said:
     def _exchange(self, client: StoreClient) -> None:
         own = self._own
         if own is not None and own.window != self._told:
-            client.set(_key(own.ranks[0], self._ranks), json.dumps(asdict(own)))
+            client.set(self._others.key("sent", own.ranks[0]), json.dumps(asdict(own)))
             self._told = own.window
         if self._others.serves:
             self._hear(client)
 
     def _hear(self, client: StoreClient) -> None:
         """Read the newest window of every host."""
-        keys = [_key(rank, self._ranks) for rank in [*self.heard] or range(self._ranks)]
+        keys = [self._others.key("sent", rank) for rank in [*self.heard] or range(self._ranks)]
         there = client.there(keys)
         read = [json.loads(client.get(key)) for key, is_there in zip(keys, there, strict=True) if is_there]
         heard = {one.ranks[0]: one for one in map(sent_of_json, read)}
         if sum(len(one.ranks) for one in heard.values()) == self._ranks:
             self.heard = heard
-
-
-def _key(first: int, ranks: int) -> str:
-    """Where a host says what it has sent. `ranks`: of the run, which may change."""
-    return f"sent by {first} of {ranks}"
 
 
 def sent_of_json(read: Mapping[str, Any]) -> HostSent:

@@ -432,7 +432,7 @@ class _Ranks:
             self._survivors.look({}, ends=True, failed=who, code=(code or RUN_FAILED) if code >= 0 else 128 - code)
             return None
         has_ended = bool(self._ended.difference(lost)) or any(map(self._supervisor.has_ended, self._processes))
-        ends = self._stopping or self._stop_signal is not None or has_ended
+        ends = bool(self._processes) and (self._stopping or self._stop_signal is not None or has_ended)
         called = self._survivors.look(lost, ends=ends)
         orders = self._survivors.orders
         if orders.over:

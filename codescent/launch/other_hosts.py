@@ -29,7 +29,6 @@ WAIT_S, ANSWER_S, LOOK_S = 2.5, 1.0, 0.1
 """Seconds in which the other hosts find that their ranks stand still, too; for an answer; between two looks."""
 RUN = "supervisors"
 """Of the key of the run, for these messages."""
-_STANDS = "stands still "
 
 
 class OtherHosts:
@@ -89,10 +88,12 @@ class OtherHosts:
         end_s = time.monotonic() + WAIT_S
         with suppress(StoreError, OSError, NotProved, UserError, ValueError, TypeError, KeyError):
             client = self.client()
-            client.set(f"{_STANDS}{min(own)}", json.dumps({rank: asdict(state) for rank, state in own.items()}))
+            client.set(
+                self.key("stands still", min(own)), json.dumps({rank: asdict(state) for rank, state in own.items()})
+            )
             while len(own) + len(found) < self._pages.ranks and time.monotonic() < end_s:
                 absent = [rank for rank in range(self._pages.ranks) if rank not in own and rank not in found]
-                keys = [f"{_STANDS}{rank}" for rank in absent]
+                keys = [self.key("stands still", rank) for rank in absent]
                 for key, is_there in zip(keys, client.there(keys), strict=True):
                     if is_there:
                         told = json.loads(client.get(key))
@@ -103,8 +104,12 @@ class OtherHosts:
     def _forget(self, own: Mapping[int, object], _found: object) -> None:
         with suppress(StoreError, OSError, NotProved, UserError, ValueError):
             client = self.client()
-            client.delete_key(f"{_STANDS}{min(own)}")
+            client.delete_key(self.key("stands still", min(own)))
             client.close()
+
+    def key(self, what: str, first: int) -> str:
+        """Where a host says something. `first`: of its ranks, since the last call: others may take part now."""
+        return f"{what} {self._pages.call.number} {first}"
 
     @property
     def serves(self) -> bool:

@@ -58,6 +58,7 @@ class HostReport:
         ends: whether its ranks end, by themselves or on request. From then on no loss is survived.
         step: that its ranks have under way, from 1; None: none.
         progressed: whether they have done a step since they met.
+        number: of the call that they follow.
         failed: why the run ends, if a rank has an error of its own; "": none has.
         code: the exit code that follows from `failed`.
     """
@@ -67,6 +68,7 @@ class HostReport:
     ends: bool = False
     step: int | None = None
     progressed: bool = False
+    number: int = 0
     failed: str = ""
     code: int = 0
 

@@ -29,6 +29,7 @@ def layouts_of_run(pages: Pages, wanted: int, say: Callable[[str], None]) -> Few
         say: prints why there is none.
     """
     began: dict[str, Any] = {}  # the first config and plan of this start: later ones have fewer ranks
+    known: dict[int, FewerRanks | None] = {}  # it is asked again and again
 
     def fewer(there: int) -> FewerRanks | None:
         if not began and pages.folder and any(pages.read(rank).position > 0 for rank in range(wanted)):
@@ -38,12 +39,15 @@ def layouts_of_run(pages: Pages, wanted: int, say: Callable[[str], None]) -> Few
                 say(f"codescent: no layout for fewer ranks is known: {error}")
                 return None
             began.update(config=folder.config_text, plan=folder.plan, wanted=wanted)
-        return _asked({**began, "there": there}, say) if began else None
+        if began and there not in known:
+            known[there] = _asked({**began, "there": there}, say)
+        return known.get(there)
 
     return fewer
 
 
 def _asked(request: dict[str, Any], say: Callable[[str], None]) -> FewerRanks | None:
+    """The answer of the process. None: no layout, or no answer, which is said once."""
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", PROGRAM],

@@ -238,7 +238,7 @@ class Supervisor:
                 "own_s": round(slow.own_s, 6),
                 "others_s": round(slow.others_s, 6),
             }
-            step = max(page.step or 0 for page in pages.values())
+            step = max((page.step or 0 for page in pages.values()), default=0)
             self._record.event("straggler", rank=slow.rank, host=where, part=part, **times, **more, step=step)
 
     def _told(self, verdict: HangVerdict, seen: Mapping[int, RankState], stacks: Mapping[int, str]) -> list[str]:

@@ -130,6 +130,7 @@ class Survivors:
                 ends=ends,
                 step=max((page.step for page in pages if page.position and page.step is not None), default=None),
                 progressed=any(page.took.steps for page in pages),
+                number=self.orders.number,
                 failed=failed,
                 code=code,
             )
@@ -140,7 +141,7 @@ class Survivors:
         new = [slot for slot in orders.slots if slot not in self._processes and slot not in self._deaths]
         for slot in new:
             self._begin(slot, orders)
-        return self._call(orders) if orders.number > before.number else self._as_wanted(new)
+        return self._call(orders, before) if orders.number > before.number else self._as_wanted(new)
 
     def close(self) -> None:
         """The ranks of this host have ended."""
@@ -169,6 +170,8 @@ class Survivors:
         try:
             self._processes[slot] = self._start(slot, said)
         except (UserError, OSError) as error:
+            if slot < self._wanted:  # the first start: the command, or the machine, is not what the user thinks
+                raise
             self._say(f"codescent: no process is started in place of one that has died: {error}")
             self._deaths[slot] = ProcessDeath(slot, 0, 1, "could not be started")
 
@@ -179,9 +182,9 @@ class Survivors:
         self._ranks = {slot: slot for slot in new if slot < self._wanted and slot in self._processes}
         return Called(self._wanted, {rank: self._processes[rank] for rank in self._ranks}, frozenset())
 
-    def _call(self, orders: Orders) -> Called:
-        """Give each process its place, and tell all of them."""
-        is_urgent, pages = orders.urgent == orders.number, self._supervisor.pages
+    def _call(self, orders: Orders, before: Orders) -> Called:
+        """Give each process its place, and tell all of them. This host may have missed calls since `before`."""
+        is_urgent, pages = orders.urgent > before.number, self._supervisor.pages
         for rank in range(self._wanted) if is_urgent else ():
             pages.clear(rank)
         took_part = {*self._ranks.values()}

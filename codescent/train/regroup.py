@@ -14,7 +14,7 @@ from traceback import clear_frames
 from typing import TYPE_CHECKING
 
 from codescent.base import cause
-from codescent.base.call import INVITED, SURVIVES, Call
+from codescent.base.call import INVITED, SURVIVES, Call, CalledAnew
 from codescent.base.early import be_patient, hand_over
 from codescent.base.ending import ends_soon
 from codescent.base.errors import UserError
@@ -76,7 +76,8 @@ def train_on(config: Config, this_rank: Rank, *, resume: bool, notes: Sequence[s
                 if isinstance(error, Regroup):  # else it had not loaded them yet
                     alarm.held = error.held
                 detail(f"{this_rank.here()}: {error}")
-                warn(f"codescent: {this_rank.here()}: lost another rank, and meets the others anew")
+                if not isinstance(error, CalledAnew) or alarm.rings:  # else others join
+                    warn(f"codescent: {this_rank.here()}: lost another rank, and meets the others anew")
             if alarm.held is not None:
                 be_patient((*STOPPING, *SAVING), SAVES_WITHIN_S)
             gc.collect()  # the trainer of before has gone before another one is made

@@ -133,7 +133,7 @@ def _job(arguments: Namespace, words: Sequence[str], config: Config | None, shap
         name, f"codescent {shlex.join(arguments.said)}", tuple(command), tuple(python), Path.cwd(), shape.slots,
         shape.hosts, site_for(arguments.to, loaded), run, True, config is not None, grace_s, shape.least_nodes,
         arguments.max_restarts or 0, arguments.times or 1, None if arguments.out is None else arguments.out.absolute(),
-        survives=() if config is None else words_for_agents(config.survive),
+        survives=() if config is None else words_for_agents(config),
         spares=0 if config is None else config.survive.spares,
     )  # fmt: skip
     if job.limit_s is not None and job.limit_s <= grace_s:

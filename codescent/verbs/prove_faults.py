@@ -33,7 +33,7 @@ from codescent.verbs.prove_table import proved_json, show
 
 STOPPED_S = 3.0
 """Seconds for which others wait for a stopped rank, if the config does not say it (parallel.stopped_s)."""
-JOIN_STOPPED_S = 20.0
+JOIN_STOPPED_S = 150.0
 """The same where a rank joins: until it is there, all ranks are stopped."""
 JOIN_LEASE_S = 600.0
 """For as long rank 0 stays the writer of its run while it is stopped (survive.lease_s), where a rank joins."""
