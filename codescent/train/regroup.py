@@ -24,6 +24,7 @@ from codescent.base.parent import end_with_parent
 from codescent.base.progress import OwnPage, Pages
 from codescent.base.rank import Rank
 from codescent.base.stopping import SAVING, STOPPING
+from codescent.base.uncollected import uncollected
 from codescent.config.load import with_values
 from codescent.config.sections import Config
 from codescent.preflight import is_begun
@@ -43,7 +44,8 @@ def train_on(config: Config, this_rank: Rank, *, resume: bool, notes: Sequence[s
 
     Arguments and errors are those of `loop.train`.
     """
-    from codescent.train.loop import train  # noqa: PLC0415 - it imports `ends_or_regroups`, and torch
+    with uncollected():
+        from codescent.train.loop import train  # noqa: PLC0415 - it imports `ends_or_regroups`, and torch
 
     least, _, page = os.environ.get(SURVIVES, "").partition(" ")
     pages = Pages.of(os.environ)

@@ -22,6 +22,7 @@ from codescent.base.own_names import in_a_sentence
 from codescent.base.published import in_words, is_full
 from codescent.base.rank import Rank
 from codescent.base.stopping import report_error
+from codescent.base.uncollected import uncollected
 from codescent.base.visible import one_line
 from codescent.launch.environment import read
 from codescent.launch.once import say_once, say_once_or_tell
@@ -107,8 +108,10 @@ def _run_verb(verb: str, arguments: Namespace, *, trains: bool) -> int:
 
             open_folder(arguments.folder)  # says so, without torch
         os.environ.update(with_short_spin(os.environ))  # before torch is imported, and for the ranks
+        with uncollected():
+            act = getattr(import_module(f"codescent.verbs.{module}"), function)
         with in_a_sentence():
-            code: int = getattr(import_module(f"codescent.verbs.{module}"), function)(arguments)
+            code: int = act(arguments)
         print(end="", flush=True)
         detail(f"codescent {verb}: exit code {code}, {time.monotonic() - begin_s:.1f} s")
     except UserError as error:

@@ -25,6 +25,7 @@ from codescent.base.parent import end_with_command, handed_on
 from codescent.base.rank import Rank
 from codescent.base.stopping import LATER, SAVING, reported
 from codescent.base.time_limit import forget_others, stop_at
+from codescent.base.uncollected import uncollected
 from codescent.build import check_own_names, saved_plan, task_request
 from codescent.config.effects import is_default
 from codescent.config.hub_keys import words_of
@@ -279,7 +280,8 @@ def _of_memory(config: Config, rank: int) -> list[str]:
 
 def _train(config: Config, rank: Rank, found: Sequence[str], *, resume: bool) -> int:
     """Train as one rank. At the end, rank 0 prints a generated text, if there was a step to do, and the run's path."""
-    from codescent.train.regroup import train_on
+    with uncollected():  # torch's modules stay: each search for cycles would look at all of them
+        from codescent.train.regroup import train_on
 
     before = 0 if rank.rank else _num_events(run_folder(config))
     outcome = train_on(config, rank, resume=resume, notes=found)
