@@ -63,6 +63,23 @@ class Topic:
     refuses: Callable[[Plan], str] = lambda plan: ""
 
 
+def example(
+    *words: str, layers: int = 4, heads: int = 4, width: int = 128, length: int = 64, batch: int = 8
+) -> tuple[str, ...]:
+    """Words of the command line for a small GPT-2. `words`: further ones, such as those of its layout."""
+    sizes = {
+        "model.preset": "auto",
+        "model.kind": "gpt2",
+        "model.num_layers": layers,
+        "model.num_heads": heads,
+        "model.hidden_dim": width,
+        "model.seq_len": length,
+        "data.seq_len": length,
+        "train.global_batch_size": batch,
+    }
+    return (*(f"{key}={value}" for key, value in sizes.items()), *words)
+
+
 def planned(config: Config) -> tuple[Config, Plan]:
     """The config with its layout, and its plan. Data that is not there yet counts as its defaults.
 

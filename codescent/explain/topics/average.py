@@ -8,7 +8,7 @@ from codescent.base.amounts import of_bytes, of_share
 from codescent.explain.at_work import AtWork, at_work
 from codescent.explain.content import Lesson, LessonFrame, TextTable
 from codescent.explain.language import Language
-from codescent.explain.topic import LessonInput, Topic
+from codescent.explain.topic import LessonInput, Topic, example
 from codescent.explain.topics import server
 from codescent.plan import Plan
 
@@ -69,11 +69,7 @@ def refuses(plan: Plan) -> str:
 
 TOPIC = Topic(
     about="replicas that average each some steps, beside sums in each step",
-    words=(
-        "model.preset=auto", "model.kind=gpt2", "model.num_layers=4", "model.num_heads=4", "model.hidden_dim=128",
-        "model.seq_len=64", "data.seq_len=64", "train.global_batch_size=8", "parallel.ranks=4",
-        "parallel.dp_replicate=4",
-    ),
+    words=example("parallel.ranks=4", "parallel.dp_replicate=4"),
     lesson=lesson,
     refuses=refuses,
-)  # fmt: skip
+)

@@ -18,7 +18,7 @@ from codescent.explain.content import (
     Tone,
 )
 from codescent.explain.language import Language
-from codescent.explain.topic import LessonInput, Topic
+from codescent.explain.topic import LessonInput, Topic, example
 from codescent.plan import Plan
 from codescent.plan.state import state_of_rank
 from codescent.planner.checkpoints import best_interval
@@ -150,10 +150,6 @@ def _curve(say: Language) -> LessonFrame:
 
 TOPIC = Topic(
     about="who writes which part of a checkpoint, saves beside training, how often to save",
-    words=(
-        "model.preset=auto", "model.kind=gpt2", "model.num_layers=4", "model.num_heads=4", "model.hidden_dim=128",
-        "model.seq_len=64", "data.seq_len=64", "train.global_batch_size=8", "parallel.ranks=4",
-        "parallel.dp_replicate=2", "parallel.dp_shard=2",
-    ),
+    words=example("parallel.ranks=4", "parallel.dp_replicate=2", "parallel.dp_shard=2"),
     lesson=lesson,
-)  # fmt: skip
+)

@@ -11,7 +11,7 @@ from codescent.base.errors import UserError
 from codescent.explain.at_work import AtWork, at_work
 from codescent.explain.content import Grid, GridCell, Lesson, LessonFrame, TextTable, Tone
 from codescent.explain.language import Language
-from codescent.explain.topic import LessonInput, Topic
+from codescent.explain.topic import LessonInput, Topic, example
 from codescent.plan import Plan
 
 FORMS = ("none", "bf16", "int8", "int4", "sign", "topk:0.01", "powersgd:4")
@@ -124,11 +124,7 @@ def refuses(plan: Plan) -> str:
 
 TOPIC = Topic(
     about="what each form of parallel.wire sends and loses, and error feedback",
-    words=(
-        "model.preset=auto", "model.kind=gpt2", "model.num_layers=4", "model.num_heads=4", "model.hidden_dim=128",
-        "model.seq_len=64", "data.seq_len=64", "train.global_batch_size=8", "parallel.ranks=4",
-        "parallel.dp_replicate=4",
-    ),
+    words=example("parallel.ranks=4", "parallel.dp_replicate=4"),
     lesson=lesson,
     refuses=refuses,
-)  # fmt: skip
+)

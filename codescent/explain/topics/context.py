@@ -10,7 +10,7 @@ from codescent.base.amounts import of_bytes
 from codescent.explain.content import Grid, GridCell, Lesson, LessonFrame, TextTable, Tone
 from codescent.explain.language import Language
 from codescent.explain.purposes import joined, purpose
-from codescent.explain.topic import LessonInput, Topic
+from codescent.explain.topic import LessonInput, Topic, example
 from codescent.plan import Plan
 
 MOST_RANKS = 8
@@ -131,10 +131,7 @@ def refuses(plan: Plan) -> str:
 
 TOPIC = Topic(
     about="which positions a rank has, and whose keys and values it sees at each hop",
-    words=(
-        "model.preset=auto", "model.kind=gpt2", "model.num_layers=2", "model.num_heads=4", "model.hidden_dim=128",
-        "model.seq_len=256", "data.seq_len=256", "train.global_batch_size=4", "parallel.ranks=4", "parallel.cp=4",
-    ),
+    words=example("parallel.ranks=4", "parallel.cp=4", layers=2, length=256, batch=4),
     lesson=lesson,
     refuses=refuses,
-)  # fmt: skip
+)

@@ -11,7 +11,7 @@ from codescent.explain.at_work import at_work
 from codescent.explain.content import Grid, GridCell, Lesson, LessonFrame, TextTable, Tone
 from codescent.explain.language import Language
 from codescent.explain.purposes import purpose
-from codescent.explain.topic import LessonInput, Topic
+from codescent.explain.topic import LessonInput, Topic, example
 from codescent.plan import Plan, Verb
 
 MOST_RANKS, MOST_SAMPLES, MOST_BUCKETS = 8, 12, 8
@@ -110,11 +110,7 @@ def refuses(plan: Plan) -> str:
 
 TOPIC = Topic(
     about="samples of each rank, sums of gradients, buckets, learning rates",
-    words=(
-        "model.preset=auto", "model.kind=gpt2", "model.num_layers=4", "model.num_heads=4", "model.hidden_dim=128",
-        "model.seq_len=64", "data.seq_len=64", "train.global_batch_size=8", "parallel.ranks=4",
-        "parallel.dp_replicate=4", "parallel.bucket_bytes=1048576",
-    ),
+    words=example("parallel.ranks=4", "parallel.dp_replicate=4", "parallel.bucket_bytes=1048576"),
     lesson=lesson,
     refuses=refuses,
-)  # fmt: skip
+)

@@ -21,7 +21,7 @@ from codescent.explain.content import (
     Tone,
 )
 from codescent.explain.language import Language
-from codescent.explain.topic import LessonInput, Topic
+from codescent.explain.topic import LessonInput, Topic, example
 from codescent.plan import Plan
 from codescent.strategies.gossip_graphs import Graph
 
@@ -95,8 +95,10 @@ def _matrix(graph: Graph, say: Language) -> LessonFrame:
 
 
 def distances(graph: Graph, rounds: int) -> list[float]:
-    """How far replicas are apart before each round, if nobody trains: the root mean square of what they differ from
-    the mean, where replica 0 begins with 1 and all others with 0, over that of round 0."""
+    """How far replicas are apart before each round, if nobody trains. Replica 0 begins with 1, all others with 0.
+
+    It is the root of the summed squares of what they differ from the mean, over that of round 0.
+    """
     values = [1.0] + [0.0] * (graph.replicas - 1)
     mean = sum(values) / len(values)
     found = []
@@ -133,11 +135,7 @@ def refuses(plan: Plan) -> str:
 
 TOPIC = Topic(
     about="who exchanges with whom, the mixing matrix, and how fast replicas agree",
-    words=(
-        "model.preset=auto", "model.kind=gpt2", "model.num_layers=2", "model.num_heads=2", "model.hidden_dim=64",
-        "model.seq_len=64", "data.seq_len=64", "train.global_batch_size=8", "parallel.ranks=8",
-        "parallel.dp_replicate=8", "parallel.gossip=ring",
-    ),
+    words=example("parallel.ranks=8", "parallel.dp_replicate=8", "parallel.gossip=ring", layers=2, heads=2, width=64),
     lesson=lesson,
     refuses=refuses,
-)  # fmt: skip
+)

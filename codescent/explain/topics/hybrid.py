@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from codescent.base.amounts import of_bytes
 from codescent.explain.content import Grid, GridCell, Lesson, LessonFrame, Node, NodeLink, NodeNetwork, TextTable, Tone
 from codescent.explain.language import Language
-from codescent.explain.topic import LessonInput, Topic
+from codescent.explain.topic import LessonInput, Topic, example
 from codescent.plan import AXES, Mesh, Plan
 
 MOST_RANKS = 32
@@ -123,11 +123,7 @@ def refuses(plan: Plan) -> str:
 
 TOPIC = Topic(
     about="the mesh: who talks to whom along each axis, and what they send",
-    words=(
-        "model.preset=auto", "model.kind=gpt2", "model.num_layers=4", "model.num_heads=4", "model.hidden_dim=128",
-        "model.seq_len=64", "data.seq_len=64", "train.global_batch_size=8", "parallel.ranks=8",
-        "parallel.pp=2", "parallel.dp_replicate=2", "parallel.tp=2",
-    ),
+    words=example("parallel.ranks=8", "parallel.pp=2", "parallel.dp_replicate=2", "parallel.tp=2"),
     lesson=lesson,
     refuses=refuses,
-)  # fmt: skip
+)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from codescent.explain.content import Grid, GridCell, Lesson, LessonFrame, TextTable, Tone
 from codescent.explain.language import Language
-from codescent.explain.topic import LessonInput, Topic
+from codescent.explain.topic import LessonInput, Topic, example
 from codescent.launch.launchers import OTHERS, TORCHRUN
 
 MOST_RANKS = 16
@@ -98,10 +98,6 @@ def _variables(say: Language) -> LessonFrame:
 
 TOPIC = Topic(
     about="the same run by python, mp.spawn, torchrun, torchx, srun, mpirun and PALS",
-    words=(
-        "model.preset=auto", "model.kind=gpt2", "model.num_layers=2", "model.num_heads=2", "model.hidden_dim=64",
-        "model.seq_len=64", "data.seq_len=64", "train.global_batch_size=8", "parallel.ranks=4",
-        "parallel.dp_replicate=4",
-    ),
+    words=example("parallel.ranks=4", "parallel.dp_replicate=4", layers=2, heads=2, width=64),
     lesson=lesson,
-)  # fmt: skip
+)

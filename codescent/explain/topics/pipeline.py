@@ -11,7 +11,7 @@ from codescent.cost.lengths import lengths
 from codescent.cost.simulate import Simulation, Span, simulate
 from codescent.explain.content import Bar, Lesson, LessonFrame, RankLanes, TextTable, Tone
 from codescent.explain.language import Language
-from codescent.explain.topic import LessonInput, Topic
+from codescent.explain.topic import LessonInput, Topic, example
 from codescent.plan import Plan, Scalar, Verb
 
 MOST_MICROBATCHES = 16
@@ -152,11 +152,7 @@ def refuses(plan: Plan) -> str:
 
 TOPIC = Topic(
     about="one step of each schedule of a pipeline, with its bubble",
-    words=(
-        "model.preset=auto", "model.kind=gpt2", "model.num_layers=8", "model.num_heads=4", "model.hidden_dim=128",
-        "model.seq_len=128", "data.seq_len=128", "train.global_batch_size=8", "train.microbatch_size=1",
-        "parallel.ranks=4", "parallel.pp=4",
-    ),
+    words=example("train.microbatch_size=1", "parallel.ranks=4", "parallel.pp=4", layers=8, length=128),
     lesson=lesson,
     refuses=refuses,
-)  # fmt: skip
+)

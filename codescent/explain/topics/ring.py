@@ -11,7 +11,7 @@ from codescent.base.amounts import of_bytes
 from codescent.base.errors import RunFailed
 from codescent.explain.content import Grid, GridCell, Lesson, LessonFrame, TextTable, Tone
 from codescent.explain.language import Language
-from codescent.explain.topic import LessonInput, Topic
+from codescent.explain.topic import LessonInput, Topic, example
 from codescent.plan import Plan
 
 MOST = 8
@@ -101,10 +101,7 @@ def refuses(plan: Plan) -> str:
 
 TOPIC = Topic(
     about="a ring all-reduce on real ranks, message by message",
-    words=(
-        "model.preset=auto", "model.kind=gpt2", "model.num_layers=4", "model.num_heads=4", "model.hidden_dim=128",
-        "model.seq_len=64", "data.seq_len=64", "train.global_batch_size=8", "parallel.ranks=4",
-    ),
+    words=example("parallel.ranks=4"),
     lesson=lesson,
     refuses=refuses,
-)  # fmt: skip
+)

@@ -11,7 +11,7 @@ from codescent.base.errors import UserError
 from codescent.explain.at_work import at_work
 from codescent.explain.content import Chart, ChartLine, Lesson, LessonFrame, TextTable
 from codescent.explain.language import Language
-from codescent.explain.topic import LessonInput, Topic
+from codescent.explain.topic import LessonInput, Topic, example
 from codescent.explain.topics import server
 from codescent.plan import Plan
 from codescent.study.laws import AMDAHL, GUSTAFSON, UNIVERSAL, Law, fitted
@@ -150,10 +150,7 @@ def refuses(plan: Plan) -> str:
 
 TOPIC = Topic(
     about="speed-up and efficiency with more ranks, and the laws of Amdahl, Gustafson and Gunther",
-    words=(
-        "model.preset=auto", "model.kind=gpt2", "model.num_layers=4", "model.num_heads=4", "model.hidden_dim=128",
-        "model.seq_len=64", "data.seq_len=64", "train.global_batch_size=32", "train.eval_every=0",
-    ),
+    words=example("train.eval_every=0", batch=32),
     lesson=lesson,
     refuses=refuses,
-)  # fmt: skip
+)

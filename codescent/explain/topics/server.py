@@ -11,7 +11,7 @@ from codescent.base.errors import UserError
 from codescent.explain.at_work import AtWork, at_work
 from codescent.explain.content import Arrow, Bar, Lesson, LessonFrame, RankLanes, TextTable, Tone
 from codescent.explain.language import Language
-from codescent.explain.topic import LessonInput, Topic
+from codescent.explain.topic import LessonInput, Topic, example
 from codescent.plan import Plan, Scalar
 
 SLOW = 2.0
@@ -158,11 +158,7 @@ def _has_servers(plan: Plan) -> bool:
 
 TOPIC = Topic(
     about="synchronous, bounded and asynchronous updates: who waits, what is applied, how old it is",
-    words=(
-        "model.preset=auto", "model.kind=gpt2", "model.num_layers=4", "model.num_heads=4", "model.hidden_dim=128",
-        "model.seq_len=64", "data.seq_len=64", "train.global_batch_size=6", "parallel.ranks=4",
-        "parallel.dp_replicate=3", "parallel.servers=1",
-    ),
+    words=example("parallel.ranks=4", "parallel.dp_replicate=3", "parallel.servers=1", batch=6),
     lesson=lesson,
     refuses=refuses,
-)  # fmt: skip
+)

@@ -10,7 +10,7 @@ from codescent.base.amounts import of_bytes
 from codescent.explain.content import Grid, GridCell, Lesson, LessonFrame, TextTable, Tone
 from codescent.explain.language import Language
 from codescent.explain.purposes import joined, purpose
-from codescent.explain.topic import LessonInput, Topic
+from codescent.explain.topic import LessonInput, Topic, example
 from codescent.plan import Plan, Role, TensorPlan
 
 MOST_RANKS = 8
@@ -103,10 +103,7 @@ def refuses(plan: Plan) -> str:
 
 TOPIC = Topic(
     about="which part of each matrix a rank has, and what the ranks sum in a block",
-    words=(
-        "model.preset=auto", "model.kind=gpt2", "model.num_layers=2", "model.num_heads=4", "model.hidden_dim=128",
-        "model.seq_len=64", "data.seq_len=64", "train.global_batch_size=4", "parallel.ranks=4", "parallel.tp=4",
-    ),
+    words=example("parallel.ranks=4", "parallel.tp=4", layers=2, batch=4),
     lesson=lesson,
     refuses=refuses,
-)  # fmt: skip
+)

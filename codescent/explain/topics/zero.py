@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from codescent.base.amounts import of_bytes
 from codescent.explain.content import Grid, GridCell, Lesson, LessonFrame, TextTable, Tone
 from codescent.explain.language import Language
-from codescent.explain.topic import LessonInput, Topic
+from codescent.explain.topic import LessonInput, Topic, example
 from codescent.plan import Mesh, Plan, TensorPlan
 from codescent.plan.state import state_of_rank
 
@@ -244,11 +244,8 @@ def _moment(plan: Plan, layer: _Layer, parts: Mapping[Tone, str], changed: Mappi
 
 TOPIC = Topic(
     about="who holds weights, gradients and optimizer state, for stages 0 to 3, and what a step sends",
-    words=(
-        "model.preset=auto", "model.kind=gpt2", "model.num_layers=3", "model.num_heads=2", "model.hidden_dim=96",
-        "model.seq_len=64", "data.seq_len=64", "train.global_batch_size=12", "parallel.ranks=3", "parallel.dp_shard=3",
-    ),
+    words=example("parallel.ranks=3", "parallel.dp_shard=3", layers=3, heads=2, width=96, batch=12),
     lesson=lesson,
     refuses=refuses,
-)  # fmt: skip
+)
 """The example is that of Samyam Rajbhandari's talks: three layers on three devices."""
