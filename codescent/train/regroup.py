@@ -14,12 +14,11 @@ from traceback import clear_frames
 from typing import TYPE_CHECKING
 
 from codescent.base import cause
-from codescent.base.call import INVITED, SURVIVES, Call, CalledAnew
+from codescent.base.call import INVITED, SURVIVES, Call
 from codescent.base.early import be_patient, hand_over
 from codescent.base.ending import ends_soon
 from codescent.base.errors import UserError
 from codescent.base.messages import detail
-from codescent.base.output import warn
 from codescent.base.parent import end_with_parent
 from codescent.base.progress import OwnPage, Pages
 from codescent.base.rank import Rank
@@ -77,9 +76,7 @@ def train_on(config: Config, this_rank: Rank, *, resume: bool, notes: Sequence[s
                 clear_frames(error.__traceback__)
                 if isinstance(error, Regroup):  # else it had not loaded them yet
                     alarm.held = error.held
-                detail(f"{this_rank.here()}: {error}")
-                if not isinstance(error, CalledAnew) or alarm.rings:  # else others join
-                    warn(f"codescent: {this_rank.here()}: lost another rank, and meets the others anew")
+                detail(f"{this_rank.here()}: {error}")  # the launcher says who is lost, and how the run goes on
             if alarm.held is not None:
                 be_patient((*STOPPING, *SAVING), SAVES_WITHIN_S)
             gc.collect()  # the trainer of before has gone before another one is made
