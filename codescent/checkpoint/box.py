@@ -1,15 +1,15 @@
-"""In: a rank's shard of a tensor, and its offsets. Out: the class Box: a shard that torch's DCP can save and load.
-Does not shard a tensor and does not know the layout (DCP: torch.distributed.checkpoint)."""
+"""In: a rank's part of a tensor, and its offsets. Out: the class Box: a part that a checkpoint saves and loads.
+Does not divide a tensor and does not know the layout."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+from codescent.base.dtensors import is_dtensor, part_of
+from codescent.checkpoint.areas import Area, pieces
 
 Compute = Callable[[tuple[slice, ...]], torch.Tensor]
 """Computes the values of a box. The argument has a slice with start and stop, of step 1, for each dim."""
@@ -32,26 +32,22 @@ class Box:
         """The shape of the whole tensor."""
         return self.shape
 
-    def __create_write_items__(self, fqn: str, object: object) -> list[WriteItem]:  # noqa: A002 - name of DCP
-        """The chunks that DCP writes (called by DCP)."""
-        return [
-            WriteItem(
-                index=MetadataIndex(fqn, chunk.offsets),
-                type=WriteItemType.SHARD,
-                tensor_data=TensorWriteData(chunk, TensorProperties.create_from_tensor(self.local), self.shape),
-            )
-            for chunk in self.__create_chunk_list__()
-        ]
+    @property
+    def area(self) -> Area:
+        """Where the part lies in the whole tensor."""
+        return Area(self.offsets, tuple(self.local.shape))
 
-    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        """The chunks that DCP reads (called by DCP)."""
-        if self.local.numel() == 0:
-            return []
-        return [ChunkStorageMetadata(offsets=torch.Size(self.offsets), sizes=self.local.shape)]
+    @property
+    def chunks(self) -> list[Area]:
+        """The areas that are written one by one. A part without elements is not written; a whole tensor without is."""
+        return [self.area] if self.local.numel() or not self.shape.numel() else []
 
-    def chunk(self, offsets: tuple[int, ...]) -> torch.Tensor:
-        """The values of the chunk that begins at `offsets`. A box is one chunk."""
-        return self.local
+    def values(self, area: Area) -> torch.Tensor:
+        """A view of an area of the whole tensor, which is in this part."""
+        found = self.local.detach()
+        for dim, (first, size, begin) in enumerate(zip(*area, self.offsets, strict=True)):
+            found = found.narrow(dim, first - begin, size)
+        return found
 
 
 @dataclass(frozen=True)
@@ -70,16 +66,19 @@ class LazyTensor(Box):
         whole = torch.empty(shape, dtype=dtype, device="meta")
         return cls(whole, torch.Size(shape), (0,) * len(shape), compute)
 
-    def chunk(self, offsets: tuple[int, ...]) -> torch.Tensor:
-        """The values of the chunk that begins at `offsets`."""
-        (sizes,) = (chunk.sizes for chunk in self.__create_chunk_list__() if tuple(chunk.offsets) == tuple(offsets))
-        return self.compute(tuple(slice(start, start + size) for start, size in zip(offsets, sizes))).to(self.dtype)
+    @property
+    def chunks(self) -> list[Area]:
+        """Areas of consecutive rows with about `chunk_numel` elements each."""
+        return list(pieces(self.area, self.chunk_numel))
 
-    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        """Chunks of consecutive rows with about `chunk_numel` elements each."""
-        rows, rest = self.shape[0], tuple(self.shape[1:])
-        step = max(1, self.chunk_numel // math.prod(rest))
-        return [
-            ChunkStorageMetadata(torch.Size((first, *(0 for _ in rest))), torch.Size((min(step, rows - first), *rest)))
-            for first in range(0, rows, step)
-        ]
+    def values(self, area: Area) -> torch.Tensor:
+        """The values of an area."""
+        return self.compute(tuple(slice(first, first + size) for first, size in zip(*area))).to(self.dtype)
+
+
+def box_of(tensor: torch.Tensor | Box) -> Box:
+    """The part of a tensor that this rank has, with the tensor's own memory. A plain tensor is there as a whole."""
+    if isinstance(tensor, Box):
+        return tensor
+    local, offsets = part_of(tensor) if is_dtensor(tensor) else (tensor, (0,) * tensor.dim())
+    return Box(local.detach(), tensor.shape, offsets)

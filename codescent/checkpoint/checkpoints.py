@@ -3,7 +3,6 @@ Does not know models, optimizers or configs."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 import warnings
@@ -338,9 +337,8 @@ class TensorReader:
         stored = self._manifest.tensors[name]
         local = torch.empty([part.stop - part.start for part in slices], dtype=CODE_DTYPES[stored.dtype])
         piece = Box(local, torch.Size(stored.shape), tuple(part.start for part in slices))
-        alone = dataclasses.replace(self._manifest, tensors={name: stored})  # DCP visits all tensors of the manifest
         with _error_if_deleted(self._path):
-            _read(self._path, alone, {name: piece})
+            _read(self._path, self._manifest, {name: piece})
         return local
 
 

@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem
 
 from codescent.base import writing
 from codescent.base.safetensors_header import encode_header
 from codescent.base.torch_dtypes import CODE_DTYPES, DTYPE_CODES
 from codescent.checkpoint import manifest as stored
+from codescent.checkpoint.areas import Area
 from codescent.checkpoint.manifest import StoredChunk, refusal
 
 PART_BYTES = 256 << 20  # approximate size of a file; one thread hashes and writes each file
@@ -26,7 +26,22 @@ PIECE_BYTES = 1 << 20  # hashed and written while still in the CPU cache
 HEADER_ALIGNMENT = 64
 HEADER_BYTES = 1024  # upper bound for the entries of a tensor in header and manifest
 
-Values = Callable[[WriteItem], torch.Tensor]
+
+class Chunk(NamedTuple):
+    """An area of a tensor that is written at once: name, dtype and shape of the tensor, and the area."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    area: Area
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of its values."""
+        return self.area.numel * self.dtype.itemsize
+
+
+Values = Callable[[Chunk], torch.Tensor]
 """The values of a chunk."""
 
 
@@ -44,15 +59,14 @@ class SaveOrder:
     needed_bytes: int
 
 
-def described(item: WriteItem) -> list[Any]:
+def described(chunk: Chunk) -> list[Any]:
     """A chunk as JSON data: name, dtype and shape of its tensor; its offsets and sizes.
 
     Raises TypeError: safetensors lacks the dtype.
     """
-    if item.tensor_data is None or _dtype(item) not in DTYPE_CODES:
-        raise TypeError(f"{item.index.fqn}: not a tensor of one of {', '.join(map(str, DTYPE_CODES))}")
-    data = item.tensor_data
-    return [item.index.fqn, DTYPE_CODES[_dtype(item)], *map(list, (data.size, data.chunk.offsets, data.chunk.sizes))]
+    if chunk.dtype not in DTYPE_CODES:
+        raise TypeError(f"{chunk.name}: not a tensor of one of {', '.join(map(str, DTYPE_CODES))}")
+    return [chunk.name, DTYPE_CODES[chunk.dtype], *map(list, (chunk.shape, *chunk.area))]
 
 
 def stored_bytes(described: Sequence[Any]) -> int:
@@ -60,66 +74,46 @@ def stored_bytes(described: Sequence[Any]) -> int:
     return int(math.prod(described[4])) * int(CODE_DTYPES[described[1]].itemsize)
 
 
-def _data(item: WriteItem) -> TensorWriteData:
-    """The chunk and the tensor of an item. All our items are tensors."""
-    assert item.tensor_data is not None
-    return item.tensor_data
-
-
-def _dtype(item: WriteItem) -> torch.dtype:
-    return _data(item).properties.dtype
-
-
-def item_bytes(item: WriteItem) -> int:
-    """Bytes of the chunk of an item."""
-    return _data(item).chunk.sizes.numel() * _dtype(item).itemsize
-
-
-def cut_into_parts(items: Sequence[WriteItem]) -> list[list[WriteItem]]:
-    """Split items into parts of about PART_BYTES, sorted by name. So a reader of the weights skips most other files."""
-    parts: list[list[WriteItem]] = []
+def cut_into_parts(chunks: Sequence[Chunk]) -> list[list[Chunk]]:
+    """Split chunks into parts of about PART_BYTES, by name. So a reader of the weights skips most other files."""
+    parts: list[list[Chunk]] = []
     part_bytes = 0
-    for item in sorted(items, key=lambda item: (item.index.fqn, tuple(item.index.offset or ()))):
-        if not parts or part_bytes + item_bytes(item) > PART_BYTES:
+    for chunk in sorted(chunks, key=lambda chunk: (chunk.name, chunk.area.offsets)):
+        if not parts or part_bytes + chunk.bytes > PART_BYTES:
             parts.append([])
             part_bytes = 0
-        parts[-1].append(item)
-        part_bytes += item_bytes(item)
+        parts[-1].append(chunk)
+        part_bytes += chunk.bytes
     return parts
 
 
 def write_part(
-    order: SaveOrder, name: str, items: list[WriteItem], values: Values
-) -> tuple[stored.StoredFile, list[tuple[WriteItem, StoredChunk]]]:
+    order: SaveOrder, name: str, chunks: list[Chunk], values: Values
+) -> tuple[stored.StoredFile, list[tuple[Chunk, StoredChunk]]]:
     """Write one safetensors file. The largest element sizes come first, so each chunk is aligned to its dtype."""
-    items = sorted(items, key=lambda item: -_dtype(item).itemsize)
-    header, starts = _header(order, items)
+    chunks = sorted(chunks, key=lambda chunk: -chunk.dtype.itemsize)
+    header, starts = _header(order, chunks)
     hasher = hashlib.sha256()
     try:
         with writing.open_new(order.folder / name, within=order.within) as file:
             _write_hashed(file, hasher, memoryview(header))
-            for item in items:
-                _write_hashed(file, hasher, bytes_of(values(item).detach().cpu().contiguous()))
+            for chunk in chunks:
+                _write_hashed(file, hasher, bytes_of(values(chunk).detach().cpu().contiguous()))
             os.fsync(file.fileno())
             whole = stored.StoredFile(file.tell(), hasher.hexdigest())
     except OSError as error:
         raise refusal(error, order.folder / name, order.needed_bytes) from error
-    chunks = []
-    for item, start in zip(items, starts):
-        box = _data(item).chunk
-        chunk = StoredChunk(name, start, start + item_bytes(item), tuple(box.offsets), tuple(box.sizes))
-        chunks.append((item, chunk))
-    return whole, chunks
+    written = [StoredChunk(name, start, start + chunk.bytes, *chunk.area) for chunk, start in zip(chunks, starts)]
+    return whole, list(zip(chunks, written))
 
 
-def _header(order: SaveOrder, items: Sequence[WriteItem]) -> tuple[bytes, list[int]]:
-    """The header of a safetensors file, and the byte at which each item begins in the file."""
+def _header(order: SaveOrder, chunks: Sequence[Chunk]) -> tuple[bytes, list[int]]:
+    """The header of a safetensors file, and the byte at which each chunk begins in the file."""
     tensors = []
-    for item in items:
-        box, name = _data(item).chunk, item.index.fqn
-        if box.sizes != _data(item).size:  # the name of a shard has its index ranges, as in Python
-            name += "[" + ",".join(f"{offset}:{offset + size}" for offset, size in zip(box.offsets, box.sizes)) + "]"
-        tensors.append((name, DTYPE_CODES[_dtype(item)], box.sizes))
+    for name, dtype, shape, (offsets, sizes) in chunks:
+        if sizes != shape:  # the name of a shard has its index ranges, as in Python
+            name += "[" + ",".join(f"{offset}:{offset + size}" for offset, size in zip(offsets, sizes)) + "]"
+        tensors.append((name, DTYPE_CODES[dtype], sizes))
     metadata = {"format": "pt", "save_id": order.save_id, "step": str(order.step)}
     return encode_header(tensors, metadata, HEADER_ALIGNMENT)
 

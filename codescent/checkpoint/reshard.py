@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from codescent.base.agreement import rank
+from codescent.base.dtensors import is_dtensor
 from codescent.base.ranges import begins
-from codescent.checkpoint.areas import Area, cover, pieces, shared, whole
-from codescent.checkpoint.box import Box, LazyTensor
+from codescent.checkpoint.areas import Area, cover, pieces, shared
+from codescent.checkpoint.box import Box, LazyTensor, box_of
 
 PIECE_BYTES = 64 << 20
 """Most bytes of a message, and of what a rank sends or receives at a time."""
@@ -65,9 +65,9 @@ def area_of(name: str, tensor: torch.Tensor | Box) -> Area:
     """The part of the whole tensor that is in memory here. Raises TypeError: a kind of tensor that is not held so."""
     if isinstance(tensor, LazyTensor):
         raise TypeError(f"{name}: its values are computed while they are written, so they are in no memory")
-    if isinstance(tensor, DTensor):  # else the groups of a lost rank would live as long as the tensor
+    if is_dtensor(tensor):  # else the groups of a lost rank would live as long as the tensor
         raise TypeError(f"{name}: a DTensor keeps the process groups of its mesh; its part as a Box keeps none")
-    return Area(tensor.offsets, tuple(tensor.local.shape)) if isinstance(tensor, Box) else whole(tuple(tensor.shape))
+    return box_of(tensor).area
 
 
 def has(tensors: Mapping[str, torch.Tensor | Box]) -> list[Has]:
@@ -76,7 +76,7 @@ def has(tensors: Mapping[str, torch.Tensor | Box]) -> list[Has]:
     for name, tensor in sorted(tensors.items()):
         area = area_of(name, tensor)
         if area.numel:
-            rows.append(Has(name, area, _local(tensor).device.type))
+            rows.append(Has(name, area, box_of(tensor).local.device.type))
     return rows
 
 
@@ -165,13 +165,13 @@ def _send_and_receive(
         receives, sends, places = list[dist.P2POp](), list[dist.P2POp](), list[tuple[torch.Tensor, torch.Tensor]]()
         for one in (one for one in round_ if one.via == via):
             if one.target == rank():
-                place = _part(tensors[one.name], one.area)
+                place = box_of(tensors[one.name]).values(one.area)
                 direct = place.is_contiguous() and place.device.type == via
                 memory = place if direct else torch.empty(place.shape, dtype=place.dtype, device=_device(place, via))
                 receives.append(dist.P2POp(dist.irecv, _bytes(memory), one.source, tag=TAG))
                 places.append((place, memory))
             else:
-                part = _part(held[one.name], one.area)
+                part = box_of(held[one.name]).values(one.area)
                 memory = part.to(_device(part, via)).contiguous()
                 sends.append(dist.P2POp(dist.isend, _bytes(memory), one.target, tag=TAG))
         messages = [*receives, *sends]
@@ -189,21 +189,8 @@ def _keep(name: str, held: dict[str, torch.Tensor | Box], tensors: Mapping[str, 
     if new is None:
         return
     if old is not None and (both := shared(area_of(name, old), area_of(name, new))) is not None:
-        _part(new, both).copy_(_part(old, both))
+        box_of(new).values(both).copy_(box_of(old).values(both))
     held[name] = new
-
-
-def _local(tensor: torch.Tensor | Box) -> torch.Tensor:
-    return tensor.local if isinstance(tensor, Box) else tensor
-
-
-def _part(tensor: torch.Tensor | Box, area: Area) -> torch.Tensor:
-    """A view of an area of the whole tensor, which is in this rank's part of it."""
-    found = _local(tensor).detach()
-    begins_at = tensor.offsets if isinstance(tensor, Box) else (0,) * found.dim()
-    for dim, (first, size, begin) in enumerate(zip(*area, begins_at, strict=True)):
-        found = found.narrow(dim, first - begin, size)
-    return found
 
 
 def _device(tensor: torch.Tensor, via: str) -> torch.device:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed.checkpoint.planner import WriteItem
 
 from codescent.base.agreement import decided, from_first
 from codescent.base.device import Event, new_event, offered, synchronize
@@ -18,7 +17,7 @@ from codescent.base.errors import UserError
 from codescent.checkpoint.box import Box
 from codescent.checkpoint.checkpoints import Checkpoints
 from codescent.checkpoint.manifest import CheckpointError
-from codescent.checkpoint.parts import bytes_of
+from codescent.checkpoint.parts import Chunk, bytes_of
 from codescent.checkpoint.storage import CheckpointWriter, Division
 
 Place = tuple[str, tuple[int, ...]]
@@ -75,7 +74,7 @@ class Staging:
 
     def copy(self, writer: CheckpointWriter) -> Snapshot:
         """A copy of the values of the writer's chunks, which is to be taken."""
-        values = {place_of(item): writer.values(item).detach() for item in writer.items}
+        values = {place_of(chunk): writer.values(chunk) for chunk in writer.chunks}
         self._memory = {place: self._for(place, value) for place, value in values.items()}
         return Snapshot({place: (self._memory[place], value) for place, value in values.items()})
 
@@ -104,9 +103,9 @@ def _copy(pair: tuple[torch.Tensor, torch.Tensor]) -> None:
     np.copyto(memory, value)
 
 
-def place_of(item: WriteItem) -> Place:
-    """Which chunk an item is."""
-    return item.index.fqn, tuple(item.index.offset or ())
+def place_of(chunk: Chunk) -> Place:
+    """The name of a chunk's tensor, and its offsets."""
+    return chunk.name, chunk.area.offsets
 
 
 class SaveBeside:
@@ -170,12 +169,12 @@ class SaveBeside:
             copy = self._snapshot.take()
             self._is_sound = self._ask(copy.values())
             if self._is_sound:  # by one thread: the others' cores train
-                self._written = self._writer.write_own(lambda item: self._of(copy, item), threads=1)
+                self._written = self._writer.write_own(lambda chunk: self._of(copy, chunk), threads=1)
 
-    def _of(self, copy: Mapping[Place, torch.Tensor], item: WriteItem) -> torch.Tensor:
+    def _of(self, copy: Mapping[Place, torch.Tensor], chunk: Chunk) -> torch.Tensor:
         if self._given_up:
             raise CheckpointError("the save was given up")
-        return copy[place_of(item)]
+        return copy[place_of(chunk)]
 
     def wait_for_copy(self) -> None:
         """Wait until the tensors may change. Not collective."""

@@ -1,10 +1,11 @@
 """In: this rank's tensors. Out: a checkpoint folder of safetensors files; or tensors loaded from such files.
-Does not choose old checkpoints to delete (checkpoints.py does). Uses only the planners of DCP, no pickle."""
+Does not choose old checkpoints to delete (checkpoints.py does). Ranks exchange JSON, no pickle."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import socket
 from collections import defaultdict
@@ -16,9 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import metadata as dcp
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.planner import ReadItem, WriteItem
 
 from codescent.base import writing
 from codescent.base.agreement import all_same, decided, from_first, rank
@@ -26,13 +24,14 @@ from codescent.base.durable import write_synced
 from codescent.base.errors import UserError
 from codescent.base.published import begin, commit
 from codescent.base.reading import open_unbuffered
-from codescent.base.torch_dtypes import CODE_DTYPES
 from codescent.checkpoint import manifest as stored
-from codescent.checkpoint.box import Box
+from codescent.checkpoint.areas import Area, shared
+from codescent.checkpoint.box import Box, box_of
 from codescent.checkpoint.folders import discard, remove
 from codescent.checkpoint.manifest import MANIFEST, THREADS, CheckpointError, Manifest, StoredChunk, refusal
 from codescent.checkpoint.parts import (
     HEADER_BYTES,
+    Chunk,
     SaveOrder,
     Values,
     bytes_of,
@@ -41,34 +40,6 @@ from codescent.checkpoint.parts import (
     stored_bytes,
     write_part,
 )
-
-
-class SavePlanner(DefaultSavePlanner):
-    """DCP's save planner, extended for Box (box.py: a shard of a tensor with its offsets)."""
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor | Box]) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self.set_up_planner(dict(tensors), None, rank() == 0)
-
-    def lookup_object(self, index: dcp.MetadataIndex) -> Any:
-        """The values to write."""
-        found = self.state_dict[index.fqn]
-        return found.chunk(tuple(index.offset or ())) if isinstance(found, Box) else super().lookup_object(index)
-
-
-class LoadPlanner(DefaultLoadPlanner):
-    """DCP's load planner, extended for Box (box.py: a shard of a tensor with its offsets)."""
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor | Box], metadata: dcp.Metadata) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        known = {name: tensor for name, tensor in tensors.items() if not isinstance(tensor, Box)}
-        self.set_up_planner(known, metadata, rank() == 0)  # without boxes: DCP would fill a copy of a box
-        self.state_dict = self.original_state_dict = dict(tensors)
-
-    def lookup_tensor(self, index: dcp.MetadataIndex) -> torch.Tensor:
-        """The tensor to fill."""
-        found = self.state_dict[index.fqn]
-        return found.local if isinstance(found, Box) else super().lookup_tensor(index)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +61,7 @@ class CheckpointWriter:
     """Writes one checkpoint into a hidden folder, and renames it to `final` when all files are on the disk.
 
     Each rank writes its chunks into safetensors files and hashes them. Only rank 0 creates the folder, writes the
-    manifest and renames the folder. Ranks exchange JSON, because DCP's own collectives use pickle.
+    manifest and renames the folder.
 
     Args:
         folder: folder of all checkpoints of the run.
@@ -127,18 +98,23 @@ class CheckpointWriter:
         decided(CheckpointError, lambda: self.write_own(self.values), self.complete)
 
     def divide(self, tensors: Mapping[str, torch.Tensor | Box], before: Division | None = None) -> Division:
-        """Decide which chunks this rank writes (`items`), and create the hidden folder. Collective, errors as `write`.
+        """Decide which chunks this rank writes (`chunks`), and create the hidden folder. Collective, errors as `write`.
 
         Then `write_own` on every rank and `complete` on rank 0 make the checkpoint.
 
         `before`: the result for an earlier save. It holds again if all ranks have the same chunks as then.
         """
-        self._planner, self._rank = SavePlanner(tensors), rank()
-        items: list[WriteItem] = []
+        self._rank = rank()
+        chunks: list[Chunk] = []
 
         def describe() -> list[list[Any]]:
-            items[:] = self._planner.create_local_plan().items
-            return [described(item) for item in items]
+            self._boxes = {name: box_of(tensor) for name, tensor in tensors.items()}
+            chunks[:] = (
+                Chunk(name, box.dtype, tuple(box.shape), area)
+                for name, box in self._boxes.items()
+                for area in box.chunks
+            )
+            return [described(chunk) for chunk in chunks]
 
         if before is not None and self._still_holds(before, describe):
             order, division = from_first(CheckpointError, lambda: self._begin(before.tensors_bytes)), before
@@ -146,9 +122,9 @@ class CheckpointWriter:
             order, chosen, tensors_bytes = decided(
                 CheckpointError, lambda: {"step": self._order.step, "items": describe()}, self._divide
             )
-            division = Division([described(item) for item in items], chosen[self._rank], tensors_bytes)
+            division = Division([described(chunk) for chunk in chunks], chosen[self._rank], tensors_bytes)
         self._order = SaveOrder(Path(order.pop("folder")), Path(order.pop("within")), **order)
-        self.items = [items[number] for number in division.chosen]
+        self.chunks = [chunks[number] for number in division.chosen]
         return division
 
     def _still_holds(self, before: Division, describe: Callable[[], list[list[Any]]]) -> bool:
@@ -159,11 +135,9 @@ class CheckpointWriter:
             same = False
         return all_same([self._order.step, same]) and same
 
-    def values(self, item: WriteItem) -> torch.Tensor:
+    def values(self, chunk: Chunk) -> torch.Tensor:
         """The present values of a chunk."""
-        data = self._planner.resolve_data(item)
-        assert isinstance(data, torch.Tensor)
-        return data
+        return self._boxes[chunk.name].values(chunk.area)
 
     def abandon(self) -> None:
         """Delete the hidden folder (rank 0), to free the disk space."""
@@ -202,7 +176,7 @@ class CheckpointWriter:
                 f"{order.folder}: rank {self._rank} on {socket.gethostname()} does not see it: checkpoints need a file "
                 "system that all ranks share"
             )
-        parts = cut_into_parts(self.items)
+        parts = cut_into_parts(self.chunks)
         names = [f"rank_{self._rank:05d}_part_{number:03d}.safetensors" for number in range(len(parts))]
         each = partial(write_part, order)
         if threads == 1:  # by the caller: a pool would hold up the end of the process until all is written
@@ -212,7 +186,7 @@ class CheckpointWriter:
                 files = list(pool.map(lambda name, part: each(name, part, values), names, parts))
         return {
             "files": {name: dataclasses.asdict(file) for name, (file, _) in zip(names, files)},
-            "chunks": [[*described(item)[:3], dataclasses.asdict(chunk)] for _, of in files for item, chunk in of],
+            "chunks": [[*described(chunk)[:3], dataclasses.asdict(place)] for _, of in files for chunk, place in of],
         }
 
     def complete(self, ranks: list[dict[str, Any]]) -> None:
@@ -286,45 +260,37 @@ def balanced(ranks: Sequence[Sequence[Sequence[Any]]]) -> list[list[int]]:
 
 def read_into(folder: Path, manifest: Manifest, tensors: Mapping[str, torch.Tensor | Box]) -> None:
     """Fill this rank's tensors from the files of a checkpoint. The caller has verified the files. Not collective."""
-    chunks: dict[dcp.MetadataIndex, tuple[stored.StoredTensor, StoredChunk]] = {}
-    metadata: dict[str, Any] = {}
-    for name, tensor in manifest.tensors.items():
-        chunks |= {dcp.MetadataIndex(name, chunk.offsets): (tensor, chunk) for chunk in tensor.chunks}
-        boxes = [dcp.ChunkStorageMetadata(torch.Size(one.offsets), torch.Size(one.sizes)) for one in tensor.chunks]
-        properties = dcp.TensorProperties(dtype=CODE_DTYPES[tensor.dtype])
-        metadata[name] = dcp.TensorStorageMetadata(properties, torch.Size(tensor.shape), boxes)
-    planner = LoadPlanner(tensors, dcp.Metadata(metadata))
-    by_file: dict[str, list[ReadItem]] = defaultdict(list)
-    for item in planner.create_local_plan().items:
-        by_file[chunks[item.storage_index][1].file].append(item)
+    by_file: dict[str, list[tuple[StoredChunk, Box, Area]]] = defaultdict(list)
+    for name, tensor in tensors.items():
+        box = box_of(tensor)
+        for chunk in manifest.tensors[name].chunks:
+            if (both := shared(box.area, Area(chunk.offsets, chunk.sizes))) is not None:
+                by_file[chunk.file].append((chunk, box, both))
 
     def read_file(name: str) -> None:
         with open_unbuffered(folder / name) as file:
-            for item in by_file[name]:
-                tensor, chunk = chunks[item.storage_index]
-                target = planner.resolve_tensor(item).detach()
-                _read_box(file, chunk, CODE_DTYPES[tensor.dtype], item, target)
-                planner.commit_tensor(item, target)
+            for chunk, box, area in by_file[name]:
+                _read_area(file, chunk, area, box.values(area))
 
     with ThreadPoolExecutor(THREADS) as pool:  # several files at a time
         list(pool.map(read_file, by_file))
 
 
-def _read_box(file: FileIO, chunk: StoredChunk, dtype: torch.dtype, item: ReadItem, target: torch.Tensor) -> None:
-    """Read the rows (first dim) of a chunk that a read item needs, and fill `target`.
+def _read_area(file: FileIO, chunk: StoredChunk, area: Area, target: torch.Tensor) -> None:
+    """Read the rows (first dim) of a chunk that an area needs, and fill `target`.
 
     Complete rows are read into a contiguous CPU target without a copy.
     """
-    offsets, lengths = tuple(item.storage_offsets), tuple(item.lengths)
-    rows_shape = lengths[:1] + chunk.sizes[1:]
-    row_bytes = torch.Size(chunk.sizes[1:]).numel() * dtype.itemsize
+    offsets = tuple(first - begin for first, begin in zip(area.offsets, chunk.offsets))
+    rows_shape = area.sizes[:1] + chunk.sizes[1:]
+    row_bytes = math.prod(chunk.sizes[1:]) * target.dtype.itemsize
     file.seek(chunk.start_bytes + (offsets[0] * row_bytes if offsets else 0))
-    direct = rows_shape == lengths and target.device.type == "cpu" and target.is_contiguous()
-    rows = target if direct else torch.empty(rows_shape, dtype=dtype)
+    direct = rows_shape == area.sizes and target.device.type == "cpu" and target.is_contiguous()
+    rows = target if direct else torch.empty(rows_shape, dtype=target.dtype)
     _read_exactly(file, bytes_of(rows))
     if not direct:
-        for dim in range(1, len(lengths)):
-            rows = rows.narrow(dim, offsets[dim], lengths[dim])
+        for dim in range(1, len(offsets)):
+            rows = rows.narrow(dim, offsets[dim], area.sizes[dim])
         target.copy_(rows)
 
 

@@ -7,10 +7,10 @@ import math
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from codescent.base.agreement import together
 from codescent.base.counted import a_type
+from codescent.base.dtensors import is_dtensor
 from codescent.base.errors import UserError
 
 
@@ -21,7 +21,7 @@ def gathered(tensor: torch.Tensor) -> torch.Tensor:
     def look() -> tuple[str, list[int]]:  # what must be equal, and the shape
         if not isinstance(tensor, torch.Tensor):
             raise UserError(f"codescent: ranks.gather: {a_type(tensor)}: give a tensor")
-        if isinstance(tensor, DTensor):
+        if is_dtensor(tensor):
             raise UserError("codescent: ranks.gather: a DTensor, whose parts are on several ranks: take full_tensor()")
         return f"{tensor.dtype} on {tensor.device.type}", list(tensor.shape) if tensor.dim() else [1]
 

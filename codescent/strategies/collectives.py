@@ -9,18 +9,20 @@ from collections.abc import Callable, Container
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
-from torch.distributed.fsdp import FSDPModule
 
 from codescent.base.ranges import Flight, named_collective
 from codescent.base.stopwatch import waiting
 from codescent.plan import Collective
 from codescent.strategies.by_messages import SumOfParts, compiled_sum_of_parts, gather_of_two, over_gloo
 from codescent.strategies.pieces import all_gather_in_pieces, all_to_all_in_pieces
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 # torch 2.13 renamed the first two and warns if the old names are used.
 torch_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

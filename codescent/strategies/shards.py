@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy
-from torch.distributed.tensor import DTensor
 
 from codescent.base.device import found_kind
 from codescent.base.device_kinds import CPU, kind_of
+from codescent.base.dtensors import is_dtensor
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.plan import WIDE, Memory
 from codescent.strategies.collectives import count_fully_shard_waits
@@ -192,7 +192,7 @@ class ShardedGradients:
             found.buffers += one.gathers
         found.gradients += [local_gradient(p) for p in self.parameters if p.grad is not None and p not in coming]
         for number, part in enumerate(self.parts):
-            gathered = [p for p in part.parameters() if p.requires_grad and not isinstance(p, DTensor)]
+            gathered = [p for p in part.parameters() if p.requires_grad and not is_dtensor(p)]
             whole = [p.grad for p in gathered if p.grad is not None]
             (found.gradients if self.stage == 1 else found.buffers).extend(whole)
             if number in self.added:

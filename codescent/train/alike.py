@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from codescent.base.agreement import rank, world_size
+from codescent.base.dtensors import is_dtensor
 from codescent.base.errors import RunFailed
 from codescent.checkpoint.box import Box
 from codescent.plan import Plan, TensorPlan
@@ -136,7 +136,7 @@ def by_device(copies: Copies) -> dict[int, dict[str, torch.Tensor]]:
     found: dict[int, dict[str, torch.Tensor]] = defaultdict(dict)
     for part, tensors in copies.items():
         for name, tensor in sorted(tensors.items()):
-            mine = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            mine = tensor.to_local() if is_dtensor(tensor) else tensor
             found[_number(f"{part} {mine.device.type}")][name] = mine.detach()
     return found
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from codescent import models
 from codescent.base.agreement import together
 from codescent.base.device import offered
+from codescent.base.dtensors import is_dtensor
 from codescent.base.errors import UserError
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.config.rate_schedules import learning_rate
@@ -167,7 +167,7 @@ def _initialise(parts: list[nn.Module], this_rank: ThisRank, *, replaced: bool) 
         if weight.updated_on_host:
             weight.tensor.copy_(weight.master)
     for part in parts:
-        narrowed = not any(isinstance(tensor, DTensor) for tensor in part.parameters())
+        narrowed = not any(is_dtensor(tensor) for tensor in part.parameters())
         if narrowed and not this_rank.tensors[0].updated_on_host:
             part.to(TORCH_DTYPE[this_rank.plan.work.precision])
             for name, tensor in part.named_parameters():
@@ -188,7 +188,7 @@ def _refuse(folder: str, wrong: list[str]) -> None:
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part of a parameter, outside of autograd."""
     with torch.no_grad():
-        return tensor.to_local() if isinstance(tensor, DTensor) else tensor.data
+        return tensor.to_local() if is_dtensor(tensor) else tensor.data
 
 
 def _slices(tensor: TensorPlan, this_rank: ThisRank) -> tuple[slice, ...]:

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from codescent.base.device import allocator_numbers, memory_in_use, offered, peak_memory
 from codescent.base.device_kinds import GPUS
+from codescent.base.dtensors import is_dtensor
 from codescent.operators import kept
 from codescent.plan import Instruction, Plan, Verb
 from codescent.record.memory import MOST, PARTS, MemoryRow
@@ -243,7 +243,7 @@ class MemoryWatch:
         gathered: list[torch.Tensor] = []
         for chunk in self.executor.chunks:
             for name, parameter in chunk.part.named_parameters():
-                whole = name in self.sharded and not isinstance(parameter, DTensor)
+                whole = name in self.sharded and not is_dtensor(parameter)
                 (gathered if whole else read).append(parameter)
         return read, gathered
 
@@ -339,7 +339,7 @@ def _allocator(device: torch.device) -> tuple[float, float]:
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     """What of a tensor is on this rank."""
-    if not isinstance(tensor, DTensor):
+    if not is_dtensor(tensor):
         return tensor
     with torch.no_grad():
         return tensor.to_local()
