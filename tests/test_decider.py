@@ -57,12 +57,12 @@ class Run:
     def become_ready(self) -> None:
         """All processes that were started can take a place."""
         for host, report in self.reports.items():
-            self.reports[host] = replace(report, ready=self.decider.orders(host).slots)
+            self.reports[host] = replace(report, ready=self.decider.orders([host])[host].slots)
         self.look()
 
     def orders(self, host: int = 0) -> Orders:
         """What a host does now."""
-        return self.decider.orders(host)
+        return self.decider.orders([host])[host]
 
 
 def test_a_rank_is_started_again_on_its_own_host() -> None:

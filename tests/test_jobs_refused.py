@@ -69,6 +69,13 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             ["--to", "ssh", "--hosts", "a:2,b:2", "survive.on_loss=restart", "checkpoint.every=0"],
             ['survive.on_loss = "restart": checkpoint.every = 0, so a restart would begin with the first step'],
         ),
+        (
+            [
+                *("--to", "ssh", "--hosts", "a:2,b:2", "parallel.servers=1", "parallel.updates=asynchronous"),
+                "parallel.restarts=2",
+            ],
+            ["parallel.restarts = 2: no script starts a worker again, only `codescent train --ranks` does"],
+        ),
         ([*SLURM, GPUS, "site.time=00:01:00"], ["site.time=00:01:00 (command line): the run saves 60 s before it"]),
         ([*SLURM, GPUS, "site.memory=64GB"], ["site.memory", "such as 64G"]),
         ([*SLURM, GPUS, 'site.options=["--comment=\\"a"]'], ["site.options", "quotes must be closed"]),

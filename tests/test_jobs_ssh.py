@@ -96,6 +96,16 @@ def test_agents_get_their_places_and_one_token(capsys: pytest.CaptureFixture[str
     assert len(token) == 64
 
 
+@pytest.mark.parametrize("where", [("local", "--devices", "2"), ("ssh", "--hosts", "a:1,b:1")], ids=["local", "ssh"])
+def test_agents_know_when_a_stopped_rank_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], where: tuple[str, ...]
+) -> None:
+    """Fault: without survive.on_loss no agent is told parallel.stopped_s, so it has no effect."""
+    make_project(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert " --stopped 4 " in script_of(["run.toml", "parallel.stopped_s=4", "--to", *where], capsys)
+
+
 @pytest.mark.usefixtures("programs")
 def test_a_host_on_which_a_line_fails_starts_no_agent(capsys: pytest.CaptureFixture[str]) -> None:
     script = start(capsys, 'site.before=["test \\"$HOST\\" != b", "true"]', a="waits 143", b="ends 0")

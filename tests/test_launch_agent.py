@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from runs import environment, make_project
 
 from codescent.base import cores
 from codescent.launch import agent as launch_agent
@@ -231,3 +232,17 @@ def test_an_agent_without_ranks_ends_when_it_is_asked_to(tmp_path: Path) -> None
         give(started, "TERM\n")
         assert started.wait(60) == 143
     assert not (tmp_path / "rank1").exists()
+
+
+@pytest.mark.slow
+def test_a_script_that_was_written_for_another_policy(tmp_path: Path) -> None:
+    """Fault: the config was changed since; the agents do what the script says, and nobody knows it."""
+    make_project(tmp_path)
+    words = ["--ranks", "2", "--on-loss", "restart", "--", sys.executable, "-m", "codescent", "train", "run.toml"]
+    done = subprocess.run(
+        [sys.executable, "-m", "codescent.launch.agent", *words, "run.name=a", "survive.on_loss=shrink"],
+        cwd=tmp_path, env=environment(), text=True, capture_output=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert 'survive.on_loss = "shrink": the script that has started this run was written for "restart"' in done.stderr
+    assert not (tmp_path / "runs" / "a").exists()

@@ -220,8 +220,8 @@ class Parallel(Section):
     )
     timeout_s: float = key(600.0, "seconds that a rank waits for the others in a collective", gt=0, le=604_800)
     stopped_s: float | None = auto(
-        "seconds after which the command that has started the ranks ends one that is stopped (SIGSTOP) or frozen; "
-        "auto: parallel.timeout_s ends the run",
+        "seconds after which a rank that is stopped (SIGSTOP) or frozen is ended, by what watches the ranks of its "
+        "host; auto: parallel.timeout_s ends the run",
         gt=0,
         le=604_800,
     )

@@ -22,7 +22,8 @@ def local(job: Job) -> str:
     use = [f"bash {job.saved_as or 'FILE'} {job.does}", left_behind(job)]
     lines = [*head(job, "this machine", use), "", *setting(job), *variables(job, token=False), ""]
     spares = ["--spares", str(job.spares)] if job.survives else []
-    words = [*AGENT, "--ranks", str(job.ranks), *job.survives, *spares, "--", *job.site.container, *job.words]
+    place = ["--ranks", str(job.ranks), *job.agents, *job.survives, *spares]
+    words = [*AGENT, *place, "--", *job.site.container, *job.words]
     return "\n".join([*lines, command(["exec", *words])]) + "\n"
 
 
@@ -74,6 +75,7 @@ def _on_host(job: Job) -> Iterator[str]:
     yield from setting(job)
     yield from variables(job, token=False)
     place: list[str | Raw] = [Raw(f'--follow --first "$1" --ranks "$2" --world {job.ranks} --master "$3"')]
+    place += job.agents
     place += [*job.survives, Raw('--spares "$4"')] if job.survives else []
     yield command(["exec", *AGENT, *place, "--", *job.site.container, *job.words], "<&3 3<&-")
     yield "}"

@@ -43,6 +43,7 @@ class Job:
         least_nodes: with which an elastic job begins; None: it is not elastic.
         restarts: how often torchrun starts all ranks again.
         times: how many jobs follow each other.
+        agents: words for all agents.
         survives: words for the agents of a run that goes on after losses (survive.on_loss); none: it ends.
         spares: processes of all hosts that wait for a place.
         saved_as: the file of the script; None: it is printed.
@@ -68,6 +69,7 @@ class Job:
     saved_as: Path | None = None
     record: Path | None = None
     survives: tuple[str, ...] = ()
+    agents: tuple[str, ...] = ()
     spares: int = 0
     does: str = "begins the run, and the same continues it."
 

@@ -15,19 +15,29 @@ BY_AGENTS = ("local", "ssh")
 """Targets whose ranks our own agents start. Other launchers own their ranks."""
 
 
-def words_for_agents(config: Config) -> tuple[str, ...]:
+def stopped_words(config: Config) -> tuple[str, ...]:
+    """What each agent is told of ranks that are stopped."""
+    stopped_s = config.parallel.stopped_s
+    return () if stopped_s is None else ("--stopped", f"{stopped_s:g}")
+
+
+def loss_words(config: Config) -> tuple[str, ...]:
     """What each agent is told of losses; nothing: the run ends by one."""
-    keys, stopped_s = config.survive, config.parallel.stopped_s
+    keys = config.survive
     if keys.on_loss == "stop":
         return ()
     window = ("--restart-window", f"{keys.restart_window_s:g}")
-    stopped = () if stopped_s is None else ("--stopped", f"{stopped_s:g}")
-    return "--on-loss", keys.on_loss, "--max-restarts", str(keys.max_restarts), *window, *stopped
+    return "--on-loss", keys.on_loss, "--max-restarts", str(keys.max_restarts), *window
 
 
 def problems(target: str, config: Config, plan: Plan | None) -> Iterator[str]:
     """Why the run cannot do what [survive] asks for. `plan`: None: it is not known here."""
-    keys = config.survive
+    keys, restarts = config.survive, config.parallel.restarts
+    if restarts:
+        yield (
+            f"parallel.restarts = {restarts}: no script starts a worker again, only `codescent train --ranks` does: "
+            "set parallel.restarts to 0"
+        )
     if keys.on_loss == "stop":
         return
     if target not in BY_AGENTS:

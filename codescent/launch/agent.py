@@ -13,6 +13,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+from codescent.base.call import ON_LOSS
 from codescent.base.cores import refuse_more_ranks
 from codescent.base.early import listen
 from codescent.base.errors import UserError
@@ -58,6 +59,7 @@ def main(words: Sequence[str] | None = None) -> int:
             return _examine(asked.command, group, env)
         blocked = SAVING if verb == "train" else ()  # it listens to them from its first moment on
         policy, stopped = _policy(asked, group), Stopped(asked.stopped)
+        env[ON_LOSS] = asked.on_loss or "stop"
         return run_ranks(asked.command, group, env, blocked=blocked, reports=True, survive=policy, stopped=stopped)
     except UserError as error:
         warn(*(f"error: {problem}" for problem in error.problems))

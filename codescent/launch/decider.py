@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from codescent.base.errors import RunFailed
@@ -156,21 +157,21 @@ class Decider:
         self._say(f"codescent: start {self._policy.losses.count + 1}, with {ranks} of {wanted} ranks")
         return None
 
-    def orders(self, host: int) -> Orders:
-        """What a host does now."""
-        places = self.places
-        return Orders(
+    def orders(self, hosts: Iterable[int]) -> dict[int, Orders]:
+        """What each of these hosts does now."""
+        places, slots = self.places, self._slots()
+        common = Orders(
             number=places.number,
             ranks=tuple(places.ranks),
             values=places.layout.values,
             notes=places.layout.notes,
             urgent=places.urgent,
-            slots=tuple(self._slots_of(host)),
             over=self._over,
             code=self._code,
             ends=any(one.report.ends for one in self._hosts.values()),
             done=self._done,
         )
+        return {host: replace(common, slots=tuple(slots[host])) for host in hosts}
 
     def _lost(self) -> dict[int, tuple[_Host, ProcessDeath]]:
         """The ranks that have died since the last look. Deaths of processes that wait for a place are handled here."""
@@ -200,18 +201,24 @@ class Decider:
     def _fill_up(self, *, after_loss: bool = False) -> None:
         """Have processes started where a host has fewer than it should. Those that die as they wait are replaced only
         as often as ranks may be lost."""
+        slots = self._slots()
         for number, host in self._hosts.items():
             if host.is_lost or not (after_loss or host.idle_deaths <= self._policy.losses.most):
                 continue
             size = host.place.count + host.place.spares
-            missing = size - len([slot for slot in self._slots_of(number) if slot not in self._known])
+            missing = size - len([slot for slot in slots[number] if slot not in self._known])
             self.places.new_slots(missing, number)
+
+    def _slots(self) -> defaultdict[int, list[int]]:
+        """The processes that each host has to have."""
+        places, found = self.places, defaultdict[int, list[int]](list)
+        for slot in dict.fromkeys((*places.ranks, *places.waiting, *places.ready)):
+            found[places.host_of(slot)].append(slot)
+        return found
 
     def _slots_of(self, host: int) -> list[int]:
         """The processes that a host has to have."""
-        places = self.places
-        every = (*places.ranks, *places.waiting, *places.ready)
-        return [slot for slot in dict.fromkeys(every) if places.host_of(slot) == host]
+        return self._slots()[host]
 
     def _why_too_few(self) -> str:
         """Why there are not enough processes."""
@@ -248,7 +255,7 @@ class AloneDecider:
         """Say what the processes of this host do. Returns what it does now."""
         self._decider.hear(0, report)
         self._decider.look()
-        return self._decider.orders(0)
+        return self._decider.orders([0])[0]
 
     def close(self) -> None:
         """The run is over."""

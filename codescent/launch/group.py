@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from codescent.base.call import SURVIVES
+from codescent.base.call import AGAIN, SURVIVES
 from codescent.base.cores import OUR_THREADS, available_cores, threads_per_rank
 from codescent.base.errors import UserError
 from codescent.base.loopback import refuse_without_loopback
@@ -84,7 +84,7 @@ class Group:
             loopback_interface = "lo" if sys.platform == "linux" else "lo0"
             own["GLOO_SOCKET_IFNAME"] = loopback_interface  # listens without a password, so on loopback only
             own["NCCL_SOCKET_IFNAME"] = loopback_interface
-        ours = (STORE_FD, PROGRESS_FD, STACKS_FD, TOKEN, OUR_THREADS, LATE, SURVIVES)
+        ours = (STORE_FD, PROGRESS_FD, STACKS_FD, TOKEN, OUR_THREADS, LATE, AGAIN, SURVIVES)
         inherited = {k: text for k, text in env.items() if not k.startswith("TORCHELASTIC_") and k not in ours}
         values = map(str, (rank, rank - self.first, self.world_size, self.count, self.address, port))
         return own | inherited | dict(zip(TORCHRUN_SET, values, strict=True))

@@ -69,6 +69,16 @@ LOST = Orders(
 )
 
 
+def _refused(host: int, place: HostPlace, other: str) -> Orders:
+    """What an agent is told whose ranks another one has."""
+    ranks = f"{host} to {host + place.count - 1}" if place.count > 1 else str(host)
+    return Orders(
+        over=f"{other} has ranks of --first {host} --ranks {place.count} (rank {ranks}): each rank is on one host",
+        code=UserError.exit_code,
+        kills=True,
+    )
+
+
 class AgentHub:
     """Host 0: the agents of the other hosts report here, and get their orders.
 
@@ -97,6 +107,8 @@ class AgentHub:
         with self._lock:
             if session in self._past:
                 return self._answer(LOST)
+            if other := self._overlaps(host, place):
+                return self._answer(_refused(host, place, other))
             seat = self._seats.get(host)
             if seat is None or (seat.session != session and seat.left_s is not None):
                 self._past |= set() if seat is None else {seat.session}
@@ -106,6 +118,19 @@ class AgentHub:
             seat.peer, seat.heard_s, seat.report, seat.left_s = peer, now_s, report, None
             seat.is_told = seat.answer is not None
             return seat.answer or {}
+
+    def _overlaps(self, host: int, place: HostPlace) -> str:
+        """The name of another host with ranks of these; "": there is none."""
+        if self._decider.places.host_of(host) == 0:
+            return "host 0"
+        return next(
+            (
+                seat.place.name
+                for first, seat in self._seats.items()
+                if first != host and first < host + place.count and host < first + seat.place.count
+            ),
+            "",
+        )
 
     def left(self, peer: object, why: str) -> bool:
         """A connection has ended."""
@@ -133,7 +158,7 @@ class AgentHub:
         decider.hear(0, report)
         decider.look()
         self._publish(seats)
-        return decider.orders(0)
+        return decider.orders([0])[0]
 
     def close(self) -> None:
         """The ranks of this host have ended: tell the others that the run is over."""
@@ -149,8 +174,9 @@ class AgentHub:
         self._server.close()
 
     def _publish(self, seats: Mapping[int, _Seat]) -> None:
+        orders = self._decider.orders(seats)
         for host, seat in seats.items():
-            seat.answer = self._answer(LOST if self._decider.is_lost(host) else self._decider.orders(host))
+            seat.answer = self._answer(LOST if self._decider.is_lost(host) else orders[host])
 
     def _answer(self, orders: Orders) -> dict[str, Any]:
         return {"orders": orders.to_json(), "port": self._store_port}

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from codescent.base.call import SURVIVES
+from codescent.base.call import AGAIN, SURVIVES
 from codescent.base.early import first_signal
 from codescent.base.errors import UserError
 from codescent.base.messages import detail
@@ -255,6 +255,8 @@ class _Ranks:
             env[TOKEN] = self._group.token
         if survives:
             env[SURVIVES] = survives
+        if self._roles.spare:
+            env[AGAIN] = "1"
         if late:
             env[LATE] = "1"
         elif rank == 0 and listener is not None:

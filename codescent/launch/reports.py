@@ -114,8 +114,8 @@ class Orders:
     kills: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """As an object of JSON."""
-        return asdict(self)
+        """As an object of JSON. Its parts are not copied: there are many ranks, and many hosts that ask."""
+        return {**vars(self)}
 
     @classmethod
     def of(cls, read: Mapping[str, Any]) -> Orders:

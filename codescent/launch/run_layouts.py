@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from codescent.launch.places import Fewer, FewerRanks
 from codescent.record import RunFolder
 
 PROGRAM = "codescent.jobs.layouts"
+MOST_FAILURES = 3
+"""Times that the process may fail for a number of ranks. Then there is no layout for it."""
 ANSWER_S = 60.0
 """Seconds in which the process answers: it imports all models and strategies."""
 
@@ -30,6 +33,7 @@ def layouts_of_run(pages: Pages, wanted: int, say: Callable[[str], None]) -> Few
     """
     began: dict[str, Any] = {}  # the first config and plan of this start: later ones have fewer ranks
     known: dict[int, FewerRanks | None] = {}  # it is asked again and again
+    failures = Counter[int]()
 
     def fewer(there: int) -> FewerRanks | None:
         if not began and pages.folder and any(pages.read(rank).position > 0 for rank in range(wanted)):
@@ -40,14 +44,24 @@ def layouts_of_run(pages: Pages, wanted: int, say: Callable[[str], None]) -> Few
                 return None
             began.update(config=folder.config_text, plan=folder.plan, wanted=wanted)
         if began and there not in known:
-            known[there] = _asked({**began, "there": there}, say)
+            try:
+                known[there] = _asked({**began, "there": there})
+            except NoAnswer as error:
+                say(f"codescent: no layout of at most {there} ranks is found: {error}")
+                failures[there] += 1
+                if failures[there] == MOST_FAILURES:
+                    known[there] = None
         return known.get(there)
 
     return fewer
 
 
-def _asked(request: dict[str, Any], say: Callable[[str], None]) -> FewerRanks | None:
-    """The answer of the process. None: no layout, or no answer, which is said once."""
+class NoAnswer(Exception):
+    """The process has failed."""
+
+
+def _asked(request: dict[str, Any]) -> FewerRanks | None:
+    """The answer of the process. None: there is no layout. Raises NoAnswer."""
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", PROGRAM],
@@ -61,7 +75,6 @@ def _asked(request: dict[str, Any], say: Callable[[str], None]) -> FewerRanks | 
         lists = {name: tuple(found[name]) for name in ("notes", "parts")} if found else {}
         return FewerRanks(**{**found, **lists}) if found else None
     except subprocess.CalledProcessError as error:
-        say(f"{error.stderr}codescent: no layout for fewer ranks is found")
+        raise NoAnswer(error.stderr.strip() or f"the process that looks for it {error}") from error
     except (subprocess.TimeoutExpired, OSError, ValueError, LookupError, TypeError) as error:
-        say(f"codescent: no layout for fewer ranks is found: {error}")
-    return None
+        raise NoAnswer(str(error)) from error

@@ -53,9 +53,15 @@ class Stacks:
             self._slots[slot] = self._files[slot] = file_of_memory(f"codescent stacks {slot}")
         return self._slots[slot], {STACKS_FD: named(self._slots[slot])}
 
+    def release(self, slot: int) -> None:
+        """The process of this slot has ended: close its file. What it has written was read when it was asked."""
+        if (descriptor := self._slots.pop(slot, None)) is not None:
+            self._files = {rank: found for rank, found in self._files.items() if found != descriptor}
+            os.close(descriptor)
+
     def renumber(self, slots: Mapping[int, int]) -> None:
         """From now on the ranks are the processes of these slots."""
-        self._files = {rank: self._slots[slot] for rank, slot in slots.items()}
+        self._files = {rank: self._slots[slot] for rank, slot in slots.items() if slot in self._slots}
 
     def adopt(self, rank: int, pid: int, descriptor: int, inode: int) -> None:
         """The file that a rank has made itself, which this process has not started."""

@@ -1,15 +1,17 @@
 """In: the memory with the pages of ranks that torchrun, srun or mpirun has started. Out: what their supervisor says.
-Starts and ends no rank. It ends when the last rank of its host has ended, so that no launcher waits for it."""
+Starts no rank, ends one only for parallel.stopped_s, and ends with the last rank of its host: no launcher waits."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from codescent.base.output import warn
 from codescent.base.progress import ENDED, Pages
@@ -30,29 +32,30 @@ IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.
 
 def main(words: Sequence[str]) -> int:
     """Watch until all ranks of this host have ended. Words: ranks, ranks of this host, descriptor of the pages, and
-    of a socket for the supervisors of other hosts (-1: none)."""
+    of a socket for the supervisors of other hosts (-1: none); the values of `Stopped`, as JSON."""
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    world, local, descriptor, listener = map(int, words)
+    world, local, descriptor, listener = map(int, words[:4])
+    stopped = Stopped(*json.loads(words[4]))
     pages = Pages(descriptor, world)
     others = OtherHosts(pages, os.environ)
     if listener >= 0:
         others.serve(socket.socket(fileno=listener))
-    _RanksOfHost(pages, local, others).watch()
+    _RanksOfHost(pages, local, others, stopped).watch()
     return 0
 
 
 class _RanksOfHost:
     """The ranks of this host, which are not children of this process."""
 
-    def __init__(self, pages: Pages, local: int, others: OtherHosts) -> None:
+    def __init__(self, pages: Pages, local: int, others: OtherHosts, stopped: Stopped) -> None:
         self.pages, self.local, self.stacks = pages, local, Stacks()
         self.pids: dict[int, int] = {}
         self.ended: set[int] = set()
         self.named = False
         self.kills = deque([memory_kills()], maxlen=KEPT_COUNTS)  # a killed process ends some seconds later
         known = self.stacks, HangRecord(pages), others
-        self.supervisor = Supervisor(pages, pages.ranks, Stopped(), *known, is_whole=local == pages.ranks)
+        self.supervisor = Supervisor(pages, pages.ranks, stopped, *known, is_whole=local == pages.ranks)
 
     def watch(self) -> None:
         """Look again and again."""
@@ -67,6 +70,7 @@ class _RanksOfHost:
                 self.kills.append(memory_kills())
                 running = {rank: pid for rank, pid in self.pids.items() if rank not in self.ended}
                 warn(*(f"codescent: {line}" for line in self.supervisor.look(running)))
+                self._end_overdue(running)
             time.sleep(END_EVERY_S)
 
     def _find(self) -> None:
@@ -78,6 +82,14 @@ class _RanksOfHost:
             if pid and rank not in self.pids:
                 self.pids[rank] = pid
                 self.stacks.adopt(rank, pid, descriptor, inode)
+
+    def _end_overdue(self, running: Mapping[int, int]) -> None:
+        """End the ranks that could not run for too long. What ends then is up to their launcher."""
+        for rank in self.supervisor.overdue():
+            how = f"rank {rank} of {self.pages.ranks} (pid {running[rank]}) {self.supervisor.stuck[rank]}"
+            warn(f"codescent: {how}, and is ended now (parallel.stopped_s)")
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(running[rank], signal.SIGKILL)
 
     def _collect(self) -> None:
         """Note the ranks that have ended. Name the first one that ended without a word."""

@@ -150,8 +150,9 @@ class Survivors:
     def _die(self, slot: int, code: int, rank: int | None = None) -> None:
         """Write down a death. Why a process has ended by itself is in its log."""
         process = self._processes[slot]
-        if code >= 0:
+        if code >= 0 and slot not in self._deaths:  # else host 0 had not heard of it, and has given it a rank
             self._say(self._log(process))
+        self._stacks.release(slot)
         ending = ended_by(code) if code < 0 else f"{'has ' if rank is None else ''}ended with exit code {code}"
         where, step = "", None
         if rank is not None:
@@ -164,7 +165,7 @@ class Survivors:
         said = "0"
         if slot >= self._wanted:
             number = orders.number if slot in orders.ranks else orders.number + 1
-            page = self._pages[slot] = self._wanted + len(self._pages) % WAITING_PAGES
+            page = self._pages[slot] = self._free_page()
             self._supervisor.pages.clear(page)
             said = f"{number} {page}"
         try:
@@ -174,6 +175,15 @@ class Survivors:
                 raise
             self._say(f"codescent: no process is started in place of one that has died: {error}")
             self._deaths[slot] = ProcessDeath(slot, 0, 1, "could not be started")
+
+    def _free_page(self) -> int:
+        """A page of no process that waits. Raises UserError: there are too many."""
+        placed = {*self._ranks.values(), *self._deaths}
+        taken = {page for slot, page in self._pages.items() if slot not in placed}
+        for page in range(self._wanted, self._wanted + WAITING_PAGES):
+            if page not in taken:
+                return page
+        raise UserError(f"{WAITING_PAGES} processes wait for a place on this machine: more is not possible")
 
     def _as_wanted(self, new: Sequence[int]) -> Called | None:
         """The ranks of this host, if they were started just now, and none of them has another number."""

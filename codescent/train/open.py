@@ -191,6 +191,7 @@ def connect(config: Config, this_rank: Rank) -> World:
         restarts=restarts,
         meet_s=parallel.meet_s,
         listen=parallel.listen,
+        stopped_s=parallel.stopped_s,
     )
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from codescent.base.call import SURVIVES
+from codescent.base.call import AGAIN, ON_LOSS, SURVIVES
 from codescent.base.durable import write_json
 from codescent.base.early import StopAsked, ending_signal
 from codescent.base.errors import RunFailed, UserError
@@ -36,12 +36,18 @@ def refuse_restarts(config: Config, world: World) -> None:
     """Raise UserError if nobody would start a rank again that the config wants to be started again."""
     problems: list[str] = []
     by = f", and {world.this_rank.launcher} has started this one" if world.this_rank.launcher else ""
-    if config.parallel.restarts and world.pages is None:
+    if config.parallel.restarts and AGAIN not in os.environ:
         problems.append(
             f"parallel.restarts = {config.parallel.restarts}: only `codescent train --ranks` starts ranks of its "
             f"machine again{by}; set parallel.restarts to 0"
         )
-    if config.survive.on_loss != "stop" and SURVIVES not in os.environ:
+    of_script = os.environ.get(ON_LOSS)
+    if of_script not in (None, config.survive.on_loss):
+        problems.append(
+            f'survive.on_loss = "{config.survive.on_loss}": the script that has started this run was written for '
+            f'"{of_script}": write it again with codescent launch'
+        )
+    elif config.survive.on_loss != "stop" and SURVIVES not in os.environ:
         problems.append(
             f'survive.on_loss = "{config.survive.on_loss}": only `codescent train --ranks`, and the agents of '
             f"`codescent launch --to ssh`, start ranks again{by}; set survive.on_loss to stop"

@@ -22,12 +22,19 @@ from codescent.meeting.store import Store
 from codescent.transport.sockets import listen_at
 
 HUB = "hub of supervisors"
+Waits = tuple[float | None, float | None]
+"""Seconds: parallel.stopped_s and parallel.timeout_s; None: not given."""
 DELAY_S = 5.0
 """Seconds from the meeting to the start of the supervisor. A run that is over by then needs none."""
 
 
 def watch(
-    this_rank: Rank, store: Store, leaders: Sequence[int], given: Pages | None, listen: str | None = None
+    this_rank: Rank,
+    store: Store,
+    leaders: Sequence[int],
+    given: Pages | None,
+    listen: str | None = None,
+    waits: Waits = (None, None),
 ) -> None:
     """Open the page of this rank: in the memory of its launcher, or in memory that the first rank of its host makes.
 
@@ -39,6 +46,7 @@ def watch(
         leaders: the first rank of each host.
         given: the memory of our launcher; None: another launcher has started the ranks.
         listen: parallel.listen.
+        waits: how long others wait for a rank that is stopped: see `Stopped`.
     """
     if given is not None:
         own = OwnPage(given, this_rank.rank)
@@ -47,7 +55,7 @@ def watch(
     elif sys.platform == "linux" and this_rank.world_size > 1:
         listener = _listener(this_rank, listen)
         hub = "" if listener is None else " ".join(map(str, listener.getsockname()[:2]))
-        descriptor = _memory(this_rank, store, leaders, listener)
+        descriptor = _memory(this_rank, store, leaders, listener, waits)
         if not is_local(this_rank):
             _share_hub(this_rank, store, leaders, _pages(descriptor, this_rank), hub)
         if descriptor is None:
@@ -59,7 +67,9 @@ def watch(
     own.begin()
 
 
-def _memory(this_rank: Rank, store: Store, leaders: Sequence[int], listener: socket.socket | None) -> int | None:
+def _memory(
+    this_rank: Rank, store: Store, leaders: Sequence[int], listener: socket.socket | None, waits: Waits
+) -> int | None:
     """The memory of the pages of this host, as a descriptor. Its first rank makes it, and starts the supervisor."""
     leader = _leader(this_rank, store, leaders)
     key = f"pages of {leader}"
@@ -67,7 +77,7 @@ def _memory(this_rank: Rank, store: Store, leaders: Sequence[int], listener: soc
         return stacks.borrowed(*json.loads(store.get(key)))
     descriptor = shared_memory(this_rank.world_size)
     store.set(key, json.dumps([os.getpid(), descriptor, os.fstat(descriptor).st_ino]))
-    timer = threading.Timer(DELAY_S, _start, (descriptor, this_rank, listener))
+    timer = threading.Timer(DELAY_S, _start, (descriptor, this_rank, listener, waits))
     timer.daemon = True
     timer.start()
     return descriptor
@@ -102,13 +112,14 @@ def _leader(this_rank: Rank, store: Store, leaders: Sequence[int]) -> int:
     return next(rank for rank in leaders if json.loads(store.get(f"rank{rank}"))["host"] == host)
 
 
-def _start(descriptor: int, this_rank: Rank, listener: socket.socket | None) -> None:
+def _start(descriptor: int, this_rank: Rank, listener: socket.socket | None, waits: Waits) -> None:
     """Start the supervisor, if the ranks have not parted by now. It ends when the last rank of the host has ended."""
     if OwnPage.current is None or not stat_of(os.getpid()):  # it would not learn that the ranks have ended
         return
     words = [sys.executable, "-P", "-m", "codescent.launch.supervise", str(this_rank.world_size)]
     words += [str(this_rank.local_world_size), str(descriptor)]
     words.append("-1" if listener is None else str(listener.fileno()))
+    words.append(json.dumps(waits))
     passed = [descriptor, *([] if listener is None else [listener.fileno()])]
     with suppress(OSError):  # no process can be started: the ranks go on unwatched
         subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=passed)

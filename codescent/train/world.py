@@ -78,6 +78,7 @@ class World:
         restarts: ranks that die may be started again.
         meet_s: parallel.meet_s.
         listen: parallel.listen.
+        stopped_s: parallel.stopped_s.
         option: how a user asks for a device, in messages.
 
     Raises:
@@ -96,6 +97,7 @@ class World:
         restarts: bool = False,
         meet_s: float = MEET_S,
         listen: str | None = None,
+        stopped_s: float | None = None,
         option: str = IN_CONFIG,
     ) -> None:
         if this_rank.child and this_rank.world_size > 1:  # a single rank may outlive the process that started it
@@ -129,7 +131,7 @@ class World:
             self._begin_groups(HashStore() if this_rank.late else self._torch_store, shards_alone=shards_alone)
             self.pages = Pages.of(os.environ) if is_local(this_rank) else None
             of_launcher = self.pages or Pages.of(os.environ)
-            watch(this_rank, self.store, self.leaders, of_launcher, listen)
+            watch(this_rank, self.store, self.leaders, of_launcher, listen, (stopped_s, timeout_s))
         except BaseException:
             self.meeting.close()
             raise

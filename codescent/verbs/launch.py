@@ -23,7 +23,7 @@ from codescent.jobs.machines import machines, not_for_scripts
 from codescent.jobs.schedulers import SCHEDULERS
 from codescent.jobs.shape import Asked, JobShape
 from codescent.jobs.site import LoadedSite, Site
-from codescent.jobs.survival import words_for_agents
+from codescent.jobs.survival import loss_words, stopped_words
 from codescent.jobs.targets import TARGETS, site_for, unread
 from codescent.preflight import run_folder
 from codescent.verbs import launch_jobs
@@ -133,7 +133,8 @@ def _job(arguments: Namespace, words: Sequence[str], config: Config | None, shap
         name, f"codescent {shlex.join(arguments.said)}", tuple(command), tuple(python), Path.cwd(), shape.slots,
         shape.hosts, site_for(arguments.to, loaded), run, True, config is not None, grace_s, shape.least_nodes,
         arguments.max_restarts or 0, arguments.times or 1, None if arguments.out is None else arguments.out.absolute(),
-        survives=() if config is None else words_for_agents(config),
+        survives=() if config is None else loss_words(config),
+        agents=() if config is None else stopped_words(config),
         spares=0 if config is None else config.survive.spares,
     )  # fmt: skip
     if job.limit_s is not None and job.limit_s <= grace_s:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from codescent.base import cause
-from codescent.base.call import SURVIVES
+from codescent.base.call import ON_LOSS, SURVIVES
 from codescent.base.command import command, resume_command
 from codescent.base.cores import refuse_more_ranks
 from codescent.base.early import StopAsked, hand_on, listen, may_be_ended, may_end, raise_if_signalled
@@ -208,6 +208,7 @@ def introduce(config: Config, *, resume: bool) -> None:
 
 def _start_ranks(arguments: Namespace, config: Config, env: dict[str, str], *, resume: bool) -> int:
     """Prepare the data, check the run, then start the ranks. Returns the exit code."""
+    env.pop(ON_LOSS, None)  # of an agent that has started this command as its one rank
     ranks = config.parallel.ranks
     refuse_more_ranks(f"parallel.ranks = {ranks}", ranks)
     finds = arguments.find_learning_rate

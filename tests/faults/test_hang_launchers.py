@@ -9,11 +9,12 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
 
 import psutil
 import pytest
-from runs import environment
+from runs import environment, make_project
 
 pytestmark = [
     pytest.mark.slow,
@@ -102,3 +103,30 @@ def test_f1_a_crash_under_torchrun(tmp_path: Path) -> None:
     assert re.search(consequence, done.stderr)
     assert "rank 0 failed" not in done.stderr
     assert list(tmp_path.glob("codescent-hang-*")) == [], "the folder for verdicts is removed"
+
+
+def test_a_stopped_rank_under_torchrun_is_ended(tmp_path: Path) -> None:
+    """Fault: with another launcher than ours parallel.stopped_s has no effect, and nobody says so."""
+    make_project(tmp_path)
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "codescent", "train"]
+    with (tmp_path / "err").open("w") as err:
+        process = subprocess.Popen(
+            [sys.executable, *words, "run.toml", "run.name=a", "train.num_steps=100000", "parallel.stopped_s=3"],
+            cwd=tmp_path, env=environment(TMPDIR=str(tmp_path)), stdout=err, stderr=err,
+        )  # fmt: skip
+        try:
+            torchrun, end_s = psutil.Process(process.pid), time.monotonic() + 100
+            while not any(_is_supervisor(one, tmp_path) for one in torchrun.children(recursive=True)):
+                assert time.monotonic() < end_s
+                time.sleep(0.1)
+            (victim,) = [one for one in torchrun.children() if one.environ().get("RANK") == "1"]
+            victim.suspend()
+            assert process.wait(60) != 0
+        finally:
+            process.kill()
+    said = (tmp_path / "err").read_text()
+    how = rf"rank 1 of 2 \(pid {victim.pid}\) is stopped \(SIGCONT continues it\)"
+    assert re.search(
+        rf"codescent: {how}: the others wait for it for 3 s \(parallel.stopped_s\), then it is ended", said
+    )
+    assert re.search(rf"codescent: {how}, and is ended now \(parallel.stopped_s\)", said)
