@@ -27,7 +27,7 @@ HEADER_ALIGNMENT = 64
 HEADER_BYTES = 1024  # upper bound for the entries of a tensor in header and manifest
 
 
-class Chunk(NamedTuple):
+class TensorChunk(NamedTuple):
     """An area of a tensor that is written at once: name, dtype and shape of the tensor, and the area."""
 
     name: str
@@ -41,7 +41,7 @@ class Chunk(NamedTuple):
         return self.area.numel * self.dtype.itemsize
 
 
-Values = Callable[[Chunk], torch.Tensor]
+Values = Callable[[TensorChunk], torch.Tensor]
 """The values of a chunk."""
 
 
@@ -59,7 +59,7 @@ class SaveOrder:
     needed_bytes: int
 
 
-def described(chunk: Chunk) -> list[Any]:
+def described(chunk: TensorChunk) -> list[Any]:
     """A chunk as JSON data: name, dtype and shape of its tensor; its offsets and sizes.
 
     Raises TypeError: safetensors lacks the dtype.
@@ -74,9 +74,9 @@ def stored_bytes(described: Sequence[Any]) -> int:
     return int(math.prod(described[4])) * int(CODE_DTYPES[described[1]].itemsize)
 
 
-def cut_into_parts(chunks: Sequence[Chunk]) -> list[list[Chunk]]:
+def cut_into_parts(chunks: Sequence[TensorChunk]) -> list[list[TensorChunk]]:
     """Split chunks into parts of about PART_BYTES, by name. So a reader of the weights skips most other files."""
-    parts: list[list[Chunk]] = []
+    parts: list[list[TensorChunk]] = []
     part_bytes = 0
     for chunk in sorted(chunks, key=lambda chunk: (chunk.name, chunk.area.offsets)):
         if not parts or part_bytes + chunk.bytes > PART_BYTES:
@@ -88,8 +88,8 @@ def cut_into_parts(chunks: Sequence[Chunk]) -> list[list[Chunk]]:
 
 
 def write_part(
-    order: SaveOrder, name: str, chunks: list[Chunk], values: Values
-) -> tuple[stored.StoredFile, list[tuple[Chunk, StoredChunk]]]:
+    order: SaveOrder, name: str, chunks: list[TensorChunk], values: Values
+) -> tuple[stored.StoredFile, list[tuple[TensorChunk, StoredChunk]]]:
     """Write one safetensors file. The largest element sizes come first, so each chunk is aligned to its dtype."""
     chunks = sorted(chunks, key=lambda chunk: -chunk.dtype.itemsize)
     header, starts = _header(order, chunks)
@@ -107,7 +107,7 @@ def write_part(
     return whole, list(zip(chunks, written))
 
 
-def _header(order: SaveOrder, chunks: Sequence[Chunk]) -> tuple[bytes, list[int]]:
+def _header(order: SaveOrder, chunks: Sequence[TensorChunk]) -> tuple[bytes, list[int]]:
     """The header of a safetensors file, and the byte at which each chunk begins in the file."""
     tensors = []
     for name, dtype, shape, (offsets, sizes) in chunks:

@@ -17,7 +17,7 @@ from codescent.base.errors import UserError
 from codescent.checkpoint.box import Box
 from codescent.checkpoint.checkpoints import Checkpoints
 from codescent.checkpoint.manifest import CheckpointError
-from codescent.checkpoint.parts import Chunk, bytes_of
+from codescent.checkpoint.parts import TensorChunk, bytes_of
 from codescent.checkpoint.storage import CheckpointWriter, Division
 
 Place = tuple[str, tuple[int, ...]]
@@ -103,7 +103,7 @@ def _copy(pair: tuple[torch.Tensor, torch.Tensor]) -> None:
     np.copyto(memory, value)
 
 
-def place_of(chunk: Chunk) -> Place:
+def place_of(chunk: TensorChunk) -> Place:
     """The name of a chunk's tensor, and its offsets."""
     return chunk.name, chunk.area.offsets
 
@@ -171,7 +171,7 @@ class SaveBeside:
             if self._is_sound:  # by one thread: the others' cores train
                 self._written = self._writer.write_own(lambda chunk: self._of(copy, chunk), threads=1)
 
-    def _of(self, copy: Mapping[Place, torch.Tensor], chunk: Chunk) -> torch.Tensor:
+    def _of(self, copy: Mapping[Place, torch.Tensor], chunk: TensorChunk) -> torch.Tensor:
         if self._given_up:
             raise CheckpointError("the save was given up")
         return copy[place_of(chunk)]

@@ -31,7 +31,7 @@ from codescent.checkpoint.folders import discard, remove
 from codescent.checkpoint.manifest import MANIFEST, THREADS, CheckpointError, Manifest, StoredChunk, refusal
 from codescent.checkpoint.parts import (
     HEADER_BYTES,
-    Chunk,
+    TensorChunk,
     SaveOrder,
     Values,
     bytes_of,
@@ -105,12 +105,12 @@ class CheckpointWriter:
         `before`: the result for an earlier save. It holds again if all ranks have the same chunks as then.
         """
         self._rank = rank()
-        chunks: list[Chunk] = []
+        chunks: list[TensorChunk] = []
 
         def describe() -> list[list[Any]]:
             self._boxes = {name: box_of(tensor) for name, tensor in tensors.items()}
             chunks[:] = (
-                Chunk(name, box.dtype, tuple(box.shape), area)
+                TensorChunk(name, box.dtype, tuple(box.shape), area)
                 for name, box in self._boxes.items()
                 for area in box.chunks
             )
@@ -135,7 +135,7 @@ class CheckpointWriter:
             same = False
         return all_same([self._order.step, same]) and same
 
-    def values(self, chunk: Chunk) -> torch.Tensor:
+    def values(self, chunk: TensorChunk) -> torch.Tensor:
         """The present values of a chunk."""
         return self._boxes[chunk.name].values(chunk.area)
 
