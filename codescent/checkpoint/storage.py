@@ -31,8 +31,8 @@ from codescent.checkpoint.folders import discard, remove
 from codescent.checkpoint.manifest import MANIFEST, THREADS, CheckpointError, Manifest, StoredChunk, refusal
 from codescent.checkpoint.parts import (
     HEADER_BYTES,
-    TensorChunk,
     SaveOrder,
+    TensorChunk,
     Values,
     bytes_of,
     cut_into_parts,
