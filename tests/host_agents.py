@@ -18,19 +18,25 @@ LONG = ("train.num_steps=1000000", "optimizer.decay_steps=100", "train.eval_ever
 
 
 class Agents:
-    """A run with an agent and a rank on each host. Its end kills what is left."""
+    """A run with an agent and a rank on each host. Its end kills what is left. `on_loss`: survive.on_loss."""
 
-    def __init__(self, made: hosts.Hosts, count: int, folder: Path, name: str, *words: str) -> None:
+    def __init__(
+        self, made: hosts.Hosts, count: int, folder: Path, name: str, *words: str, on_loss: str = "stop"
+    ) -> None:
         self.run, self.logs = folder / "runs" / name, [folder / f"{name}-{host}.log" for host in range(count)]
-        train_words = [sys.executable, "-m", "codescent", "train", "run.toml", f"run.name={name}", *words]
-        self._stack = ExitStack()
-        self.agents: list[subprocess.Popen[str]] = []
-        for host, path in enumerate(self.logs):
-            place = ["--ranks", "1", "--first", str(host), "--world", str(count)]
-            agent = [sys.executable, "-P", "-m", "codescent.launch.agent", *place, "--master", "10.77.0.1:29500"]
-            log = self._stack.enter_context(path.open("w", encoding="utf-8"))
-            env = environment(CODESCENT_TOKEN=TOKEN)
-            self.agents.append(made.start(host, [*agent, "--", *train_words], env, folder, log))
+        self._made, self._folder, self._stack = made, folder, ExitStack()
+        self._survives = [] if on_loss == "stop" else ["--on-loss", on_loss, "--max-restarts", "9"]
+        resume = ["--resume=auto"] if self._survives else []
+        self._train = ["train", "run.toml", f"run.name={name}", f"survive.on_loss={on_loss}", *words, *resume]
+        self.agents = [self.start(host) for host in range(count)]
+
+    def start(self, host: int) -> subprocess.Popen[str]:
+        """Start the agent of a host, as the script of a run does."""
+        place = ["--ranks", "1", "--first", str(host), "--world", str(len(self.logs)), "--master", "10.77.0.1:29500"]
+        agent = [sys.executable, "-P", "-m", "codescent.launch.agent", *place, *self._survives, "--"]
+        log = self._stack.enter_context(self.logs[host].open("a", encoding="utf-8"))
+        command = [*agent, sys.executable, "-m", "codescent", *self._train]
+        return self._made.start(host, command, environment(CODESCENT_TOKEN=TOKEN), self._folder, log)
 
     def __enter__(self) -> Agents:
         return self
