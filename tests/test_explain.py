@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 from lessons import OF_REAL_RANKS, WITHOUT_RANKS, asked, grid, lanes, lesson, table, text
-from runs import called
+from runs import called, make_project
 
 from codescent.base import pages
 from codescent.base.amounts import of_bytes, of_share
-from codescent.explain.content import Arrow, LessonFrame, NodeNetwork, RankLanes, Tone
+from codescent.explain.content import Arrow, Chart, LessonFrame, NodeNetwork, RankLanes, Tone
+from codescent.explain.language import language
+from codescent.explain.of_study import lesson_of_study
 from codescent.explain.text import WIDTH
 from codescent.explain.topics import TOPICS
 from codescent.explain.topics.flops import executed_flops, formulas, sizes_of
@@ -22,8 +24,12 @@ from codescent.explain.topics.gossip import distances
 from codescent.explain.topics.memory import EXAMPLE, RULE
 from codescent.plan.state import state_of_rank
 from codescent.strategies.gossip_graphs import Graph
+from codescent.study.evaluate import evaluated
+from codescent.study.result import Kind
+from codescent.study.table import read_table
 from codescent.verbs.arguments import parse
 
+PUBLISHED = Path(__file__).resolve().parent.parent / "studies" / "bert_squad_published.csv"
 OWN = {
     "zero": ("gpt2_124m", "--ranks", "8", "parallel.dp_shard=8"),
     "tensor": ("llama3_8b", "--ranks", "8", "parallel.dp_shard=1", "parallel.tp=8"),
@@ -314,6 +320,25 @@ def test_speed_ups_are_at_most_ideal() -> None:
     assert float(limit[1]) > 1
 
 
+@pytest.mark.parametrize("lang", ["en", "es"])
+def test_a_study_is_explained_with_its_own_points(lang: str) -> None:
+    """Fault: simulated ranks are shown in place of what was measured; a law is of other points than the table's."""
+    taken = read_table(PUBLISHED, Kind.STRONG, ["strategy", "nodes", "ranks"])
+    study = evaluated("bert_squad", Kind.STRONG, {"strategy": "ddp", "ranks": 1}, taken)
+    one = lesson_of_study(study, language(lang))
+    assert [line for line in text(one, lang) if len(line) > WIDTH] == []
+    frames = {frame.title: frame for frame in one.frames}
+    assert len(frames) == 1 + 3 + 3, "the baseline of another program has one point"
+    for group in study.groups[1:]:
+        first, curves, last = [frame for title, frame in frames.items() if title.startswith(f"{group.label}: ")]
+        speeds = [f"{point.speed_up.total.value:.2f}" for point in group.points if point.speed_up.total is not None]
+        assert [row[2].split()[0] for row in table(first).rows] == speeds
+        assert [row[0] for row in table(last).rows] == ["Amdahl", "Gustafson", "universal (USL)"]
+        (chart,) = curves.figures
+        assert isinstance(chart, Chart)
+        assert [y for x, y in chart.lines[1].points] == pytest.approx([x for x, _ in chart.lines[1].points])
+
+
 WRONG = {
     "unknown topic": (["zerro"], "explain zerro: no such topic; did you mean zero?"),
     "nothing like it": (["qqqq"], f"explain qqqq: no such topic; there are {', '.join(TOPICS)}"),
@@ -345,6 +370,33 @@ def test_a_wrong_word_is_refused(tmp_path: Path, case: str) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: {refusal}")
     assert (tmp_path / "mine.md").read_text() == "notes of my own\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "axes", "words", "refusal"),
+    [
+        ("strong", "ranks = [1, 2]", [], "tiny: no point is measured yet; run codescent study with its file"),
+        ("grid", '"optimizer.beta1" = [0.8, 0.9]', [], "tiny: in a study of kind grid no number of workers grows"),
+        ("strong", "ranks = [1, 2]", ["--ranks", "2"], "explain scaling runs: a study is measured; leave out --ranks"),
+        (
+            "strong",
+            "ranks = [1, 2]",
+            ["train.seed=1"],
+            "explain scaling runs: a study is measured; leave out train.seed",
+        ),
+    ],
+)
+def test_a_study_with_nothing_to_explain(tmp_path: Path, kind: str, axes: str, words: list[str], refusal: str) -> None:
+    """Fault: the folder of a study is taken for a config, or keys are ignored that its runs did not have."""
+    make_project(tmp_path)
+    head = f'[study]\nname = "tiny"\nconfig = "run.toml"\nkind = "{kind}"\nsteps = 3\nwarmup = 1\n'
+    first = axes.replace("[1, 2]", "1").replace("[0.8, 0.9]", "0.9")
+    (tmp_path / "study.toml").write_text(f"{head}baseline = {{ {first} }}\n[axes]\n{axes}\n")
+    listed = called(tmp_path, "study", "study.toml", "--list", "--folder", "runs")
+    assert listed.returncode == 0, listed.stderr
+    done = called(tmp_path, "explain", "scaling", "runs", *words)
+    assert done.returncode == 2
+    assert refusal in done.stderr
 
 
 def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:

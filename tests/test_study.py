@@ -131,6 +131,10 @@ def test_points_are_run_in_rounds_and_evaluated(project: Path, started: list[str
     again = called(project, "study", "study-runs/tiny")
     assert again.returncode == 0
     assert again.stdout in done.stdout, "its folder says the same without the file"
+    explained = called(project, "explain", "scaling", "study-runs/tiny")
+    assert explained.returncode == 0, explained.stderr
+    assert f"{gain:.2f} (" in explained.stdout, "its own points, with their intervals"
+    assert "does not divide into 3" in " ".join(explained.stdout.split())
     done = called(project, "study", "study.toml", "--json")
     assert done.returncode == 0
     assert len(started) == 4, "nothing is left to do"

@@ -16,6 +16,7 @@ from codescent.explain.content import Lesson
 from codescent.explain.language import Language
 from codescent.plan import AXES, Plan, Scalar
 from codescent.preflight import absent, laid_out, plan_of
+from codescent.study.result import Study
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,14 @@ class Topic:
         words: of the command line, for the example that is shown without a CONFIG.
         lesson: makes the lesson.
         refuses: why a plan has nothing to show of this topic, and what would; "": it has.
+        of_study: makes the lesson of a study that was measured, in place of a config; None: there is none.
     """
 
     about: str
     words: tuple[str, ...]
     lesson: Callable[[LessonInput], Lesson]
     refuses: Callable[[Plan], str] = lambda plan: ""
+    of_study: Callable[[Study, Language], Lesson] | None = None
 
 
 def example(

@@ -134,7 +134,9 @@ def explain(verb: argparse.ArgumentParser) -> None:
     """Add the arguments of `codescent explain`."""
     add = verb.add_argument
     add("topic", metavar="TOPIC", type=text, nargs="?", help="what is explained; without it the topics are listed")
-    config_arguments(verb, optional=True, meaning=f"{CONFIG_HELP} (default: a small example)")
+    config_arguments(
+        verb, optional=True, meaning=f"{CONFIG_HELP}; for scaling also the folder of a study (default: a small example)"
+    )
     add("--ranks", type=positive, metavar="N", help="number of ranks (parallel.ranks)")
     add("--out", type=path, metavar="FILE", help="write it: .html (a page to step through), .svg or .md")
     add("--lang", type=text, default="en", metavar="CODE", help="language: en (default) or es")

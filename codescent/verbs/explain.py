@@ -20,6 +20,8 @@ from codescent.explain.language import Language, language
 from codescent.explain.text import WIDTH, lesson_text
 from codescent.explain.topic import LessonInput, Topic, planned
 from codescent.explain.topics import TOPICS
+from codescent.study.folder import DEFINITION
+from codescent.study.opened import open_study
 from codescent.verbs.config import resolved_of
 from codescent.verbs.picture import may_replace, no_file
 
@@ -42,7 +44,7 @@ def main(arguments: Namespace) -> int:
     if topic is None:
         _list(words)
         return 0
-    lesson = topic.lesson(asked_of(arguments, topic, words))
+    lesson = _lesson(arguments, topic, words)
     if arguments.out is None:
         console = new_console(width=WIDTH)
         for one in lesson_text(lesson, words):
@@ -65,6 +67,16 @@ def _topic(arguments: Namespace, problems: list[str]) -> Topic | None:
         problems.append(f"explain {name}: no such topic; {meant}")
         return None
     return TOPICS[name]
+
+
+def _lesson(arguments: Namespace, topic: Topic, words: Language) -> Lesson:
+    """The lesson of a config, or of the folder of a study. Raises UserError: see `asked_of` and `open_study`."""
+    if topic.of_study is None or arguments.config is None or not (Path(arguments.config) / DEFINITION).is_file():
+        return topic.lesson(asked_of(arguments, topic, words))
+    given = [*arguments.overrides, *([] if arguments.ranks is None else ["--ranks"])]
+    if given:
+        raise UserError(f"explain {arguments.topic} {arguments.config}: a study is measured; leave out {given[0]}")
+    return topic.of_study(open_study(arguments.config), words)
 
 
 def asked_of(arguments: Namespace, topic: Topic, words: Language) -> LessonInput:

@@ -11,11 +11,12 @@ from codescent.base.errors import UserError
 from codescent.explain.at_work import at_work
 from codescent.explain.content import Chart, ChartLine, Lesson, LessonFrame, TextTable
 from codescent.explain.language import Language
+from codescent.explain.laws import law_meanings, law_name, law_says
+from codescent.explain.of_study import lesson_of_study
 from codescent.explain.topic import LessonInput, Topic, example
 from codescent.explain.topics import server
 from codescent.plan import Plan
-from codescent.study.laws import AMDAHL, GUSTAFSON, UNIVERSAL, Law, fitted
-from codescent.study.result import Fit
+from codescent.study.laws import AMDAHL, GUSTAFSON, UNIVERSAL, fitted
 
 RANKS = (1, 2, 4, 8, 16, 32)
 SENDS_IN = 0.05
@@ -35,6 +36,7 @@ def lesson(asked: LessonInput) -> Lesson:
         frames=(_table(strong, weak, say), _curves(strong, weak, say), _laws(strong, weak, say)),
         see=(
             ("codescent study STUDY.toml", say("measure your own config, and fit the laws to it")),
+            ("codescent explain scaling study-runs/NAME", say("the same lesson, of a study that you have measured")),
             ("codescent docs study", say("what each law says, and when it can be trusted")),
         ),
     )
@@ -97,48 +99,16 @@ def _curves(strong: Sequence[tuple[int, float]], weak: Sequence[tuple[int, float
 
 def _laws(strong: Sequence[tuple[int, float]], weak: Sequence[tuple[int, float]], say: Language) -> LessonFrame:
     rows = []
-    for name, law, points in (
-        ("Amdahl", AMDAHL, strong),
-        ("Gustafson", GUSTAFSON, weak),
-        (say("universal (USL)"), UNIVERSAL, strong),
-    ):
+    for law, points in ((AMDAHL, strong), (GUSTAFSON, weak), (UNIVERSAL, strong)):
         fit = fitted(law, [ranks for ranks, _ in points], [[speed] for _, speed in points])
-        rows.append((name, say("same batch") if points is strong else say("batch grows"), _said(law, fit, points, say)))
+        says = law_says(fit, dict(points), say)
+        rows.append((law_name(law.name, say), say("same batch") if points is strong else say("batch grows"), says))
     heads = (say("law"), say("fitted to"), say("what it says"))
     return LessonFrame(
         say("The laws"),
-        (
-            say("Amdahl: a share of the work is serial. It bounds the speed-up, however many ranks there are."),
-            say("Gustafson: the work grows with the ranks, the serial part does not."),
-            say("Universal: ranks also wait for each other (contention), and agree with each other (coherency)."),
-        ),
+        law_meanings(say),
         (TextTable(heads, rows),),
     )
-
-
-def _said(law: Law, fit: Fit, points: Sequence[tuple[int, float]], say: Language) -> str:
-    """What a law says of the points, and how far it is from the farthest of them."""
-    if not fit.curve:
-        return say("There are too few points.")
-    values = {name: found.value for name, found in fit.parameters.items()}
-    if law is AMDAHL:
-        share = values["serial share"]
-        most = say("at most {times} times as fast", times=f"{1 / share:.3g}") if share > 0 else say("no limit shows")
-        says = say("serial share {share}: {most}", share=of_share(share), most=most)
-    elif law is GUSTAFSON:
-        share = values["serial share"]
-        says = say("serial share {share}: each further rank adds {adds} of one", share=of_share(share),
-                   adds=of_share(1 - share))  # fmt: skip
-    else:
-        contention, coherency = values["contention"], values["coherency"]
-        best = say("no maximum shows")
-        if coherency > 1e-9:  # Gunther 2007, equation 4.33
-            best = say("fastest with {ranks} ranks", ranks=max(1, round(max(0.0, (1 - contention) / coherency) ** 0.5)))
-        says = say("contention {contention}, coherency {coherency}: {best}", contention=of_share(contention),
-                   coherency=of_share(coherency), best=best)  # fmt: skip
-    farthest = max(abs(fit.curve[ranks] / speed - 1) for ranks, speed in points)
-    differs = say("the farthest point differs by {share}", share=of_share(farthest))
-    return f"{says}; {differs}"
 
 
 def refuses(plan: Plan) -> str:
@@ -153,4 +123,5 @@ TOPIC = Topic(
     words=example("train.eval_every=0", batch=32),
     lesson=lesson,
     refuses=refuses,
+    of_study=lesson_of_study,
 )
