@@ -224,7 +224,7 @@ def _versions_rise(arrows: list[Arrow]) -> None:
 def test_groups_of_an_axis_differ_on_it_alone() -> None:
     """Fault: the picture of a mesh joins ranks of different groups, or leaves one out."""
     plan = asked("hybrid").plan
-    _, *groups, _ = lesson("hybrid").frames
+    groups = lesson("hybrid").frames[1:4]
     for axis, frame in zip(("pp", "dp_replicate", "tp"), groups, strict=True):
         (network,) = frame.figures
         assert isinstance(network, NodeNetwork)
@@ -318,6 +318,21 @@ def test_speed_ups_are_at_most_ideal() -> None:
     limit = re.search(r"at most ([\d.]+) times", table(laws).rows[0][2])
     assert limit is not None
     assert float(limit[1]) > 1
+
+
+def test_a_device_of_a_divided_module_does_one_thing_at_a_time() -> None:
+    """Fault: a half computes before its input is there, or works at two places at once; halves take unequal times."""
+    drawn = lanes(lesson("hybrid").frames[-1])
+    for lane in range(4):
+        bars = sorted((bar for bar in drawn.bars if bar.lane == lane), key=lambda bar: bar.start)
+        assert [bar.end for bar in bars[:-1]] == pytest.approx([bar.start for bar in bars[1:]])
+        computes = [bar for bar in bars if bar.tone in (Tone.FORWARD, Tone.BACKWARD)]
+        assert sum(bar.end - bar.start for bar in computes) == pytest.approx(1 / 2)
+    first, second = ([bar for bar in drawn.bars if bar.lane == lane] for lane in (0, 1))
+    ends = {(bar.lane, bar.tone): (bar.start, bar.end) for bar in (*first, *second)}
+    assert ends[0, Tone.FORWARD][1] == pytest.approx(ends[1, Tone.FORWARD][0])
+    assert ends[1, Tone.FORWARD][1] == pytest.approx(ends[1, Tone.BACKWARD][0])
+    assert ends[1, Tone.BACKWARD][1] == pytest.approx(ends[0, Tone.BACKWARD][0])
 
 
 @pytest.mark.parametrize("lang", ["en", "es"])

@@ -9,6 +9,7 @@ from codescent.base.amounts import of_bytes
 from codescent.explain.content import Grid, GridCell, Lesson, LessonFrame, Node, NodeLink, NodeNetwork, TextTable, Tone
 from codescent.explain.language import Language
 from codescent.explain.topic import LessonInput, Topic, example
+from codescent.explain.two_devices import two_devices
 from codescent.plan import AXES, Mesh, Plan
 
 MOST_RANKS = 32
@@ -25,7 +26,7 @@ def lesson(asked: LessonInput) -> Lesson:
         title=say("Hybrid layouts: each rank has a place on each axis"),
         about=say("Ranks that differ on one axis alone are a group. They talk to each other."),
         config=asked.config_line,
-        frames=[_places(plan, axes, say), *_groups(plan, axes, say), _bytes(plan, axes, say)],
+        frames=[_places(plan, axes, say), *_groups(plan, axes, say), _bytes(plan, axes, say), *two_devices(plan, say)],
         see=(
             ("codescent plan CONFIG --search", say("the fastest layouts of a config")),
             ("codescent docs which", say("which layout is right for which machine")),
