@@ -221,6 +221,16 @@ def _versions_rise(arrows: list[Arrow]) -> None:
     assert numbers == sorted(numbers)
 
 
+def test_a_schedule_that_is_left_out_has_a_reason() -> None:
+    """Fault: a schedule that the config does not admit is missing, and nobody learns why."""
+    one = lesson(
+        "pipeline", "default", "--ranks", "2", "parallel.pp=2", "model.num_layers=2", "train.microbatch_size=1"
+    )
+    titles = [frame.title for frame in one.frames]
+    assert "interleaved" not in titles
+    assert [line for line in one.frames[-1].after if line.startswith("interleaved is not drawn: ")]
+
+
 def test_groups_of_an_axis_differ_on_it_alone() -> None:
     """Fault: the picture of a mesh joins ranks of different groups, or leaves one out."""
     plan = asked("hybrid").plan

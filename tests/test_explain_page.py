@@ -19,6 +19,7 @@ from codescent.explain.language import language, languages
 from codescent.explain.page import page
 from codescent.explain.picture import picture
 from codescent.explain.svg import drawn
+from codescent.explain.topics import TOPICS
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 WORDS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run", "--disable-sync",
@@ -64,7 +65,7 @@ def opened(browser: Any, file: Path, **options: Any) -> Any:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("lang", languages())
-@pytest.mark.parametrize("topic", WITHOUT_RANKS)
+@pytest.mark.parametrize("topic", TOPICS)
 def test_nothing_is_wider_than_the_window(browser: Any, tmp_path: Path, topic: str, lang: str) -> None:
     """Fault: a page scrolls to the side, a text is cut by its picture, or dark letters stand on a dark page."""
     file = tmp_path / f"{topic}.html"

@@ -3,7 +3,7 @@ Does not simulate (cost/simulate.py does): each schedule is planned and simulate
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from codescent.base.amounts import of_share, three_digits
 from codescent.base.errors import UserError
@@ -29,9 +29,11 @@ TONES = {
 def lesson(asked: LessonInput) -> Lesson:
     """A frame for each schedule that the config admits, then their bubbles side by side."""
     say = asked.say
-    drawn = [(name, plan, _simulated(plan)) for name, plan in _plans(asked)]
+    left_out: dict[str, str] = {}
+    drawn = [(name, plan, _simulated(plan)) for name, plan in _plans(asked, left_out)]
     if not drawn:
-        raise UserError("explain pipeline: this config admits none of the schedules that are drawn")
+        why = [f"explain pipeline: this config does not admit {name}: {reason}" for name, reason in left_out.items()]
+        raise UserError(*why)
     return Lesson(
         topic="pipeline",
         title=say("Pipelines: stages that wait less"),
@@ -39,7 +41,7 @@ def lesson(asked: LessonInput) -> Lesson:
         config=asked.config_line,
         frames=[
             *(_schedule(name, plan, found, say) for name, plan, found in drawn),
-            _table(drawn, asked.plan, say),
+            _table(drawn, left_out, asked.plan, say),
         ],
         see=(
             ("codescent plan CONFIG --timeline FILE.svg", say("a picture of the step, also with real times")),
@@ -48,15 +50,15 @@ def lesson(asked: LessonInput) -> Lesson:
     )
 
 
-def _plans(asked: LessonInput) -> Iterator[tuple[str, Plan]]:
-    """The plan of each schedule. One that the config does not admit is left out: its refusal is another lesson."""
+def _plans(asked: LessonInput, left_out: dict[str, str]) -> Iterator[tuple[str, Plan]]:
+    """The plan of each schedule. `left_out` gets the reason of one that the config does not admit."""
     for name in SCHEDULES:
         virtual = 2 if name == "interleaved" else 1
         values = {**_fewer(asked.plan), "parallel.schedule": name, "parallel.virtual_stages": virtual}
         try:
             yield name, asked.other(values)
-        except UserError:
-            continue
+        except UserError as error:
+            left_out[name] = error.problems[0]
 
 
 def _fewer(plan: Plan) -> dict[str, Scalar]:
@@ -113,7 +115,9 @@ def _legend(found: Simulation, say: Language) -> list[tuple[Tone, str]]:
     return [(tone, name) for tone, name in names.items() if tone in there]
 
 
-def _table(drawn: list[tuple[str, Plan, Simulation]], given: Plan, say: Language) -> LessonFrame:
+def _table(
+    drawn: list[tuple[str, Plan, Simulation]], left_out: Mapping[str, str], given: Plan, say: Language
+) -> LessonFrame:
     rows = []
     for name, _, found in drawn:
         most = max(stage.peak_live for stage in found.stages)
@@ -140,6 +144,7 @@ def _table(drawn: list[tuple[str, Plan, Simulation]], given: Plan, say: Language
                 m=count,
             ),
             *fewer,
+            *(say("{name} is not drawn: {why}", name=name, why=why) for name, why in left_out.items()),
             say("More micro-batches make it smaller. gpipe keeps all of them, 1f1b at most p."),
         ),
     )
