@@ -7,6 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from codescent.base.unfilled import Unfilled
 from codescent.models.shape import Shape
 from codescent.operators import products
 from codescent.operators.dropout import sample_keys, site_keys
@@ -74,10 +75,14 @@ class Part(nn.Module):
         self.losses_per_sample: int | None = None
         self.deferred: Deferred | None = None
         self._dropout_keys_SB: Tensor | None = None
-        with torch.device("meta"):  # on other devices torch's modules would initialise values that are never read
+        with (
+            torch.device("meta"),
+            Unfilled(),
+        ):  # on other devices torch's modules would initialise values that are never read
             self._build()
         if device != "meta":
-            self.to_empty(device=device)
+            with Unfilled():
+                self.to_empty(device=device)
 
     def _build(self) -> None:
         """Build the modules of this part, in the order in which the kind declares their parameters."""

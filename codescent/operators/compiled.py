@@ -15,6 +15,15 @@ R = TypeVar("R")
 _used = False
 
 
+def constant_result(function: Callable[P, R]) -> Callable[P, R]:
+    """A decorator: compiled code calls the function once, and keeps the result as a constant.
+
+    So does torch.compiler.assume_constant_result, which imports the compiler to set this mark. That takes a second.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
 def use(wanted: bool) -> None:
     """Compile these functions in this process, on devices other than a CPU; or call them as they are.
 

@@ -80,7 +80,6 @@ class Vocabulary:
         """The outputs of all positions: here y itself; all-gathered if ranks hold parts. For a head of few outputs."""
         return y_BTC
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def loss_of_rows(
         self,
         x_MD: Tensor,
@@ -94,7 +93,7 @@ class Vocabulary:
         *,
         skip_negative: bool = False,
     ) -> Tensor:
-        """See `head_loss`. The number of rows depends on the data, so this is never compiled."""
+        """See `head_loss`. The number of rows depends on the data, so callers do not compile this."""
         return head_loss(
             x_MD,
             weight_VD,

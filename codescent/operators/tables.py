@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from codescent.operators.compiled import constant_result
+
 
 class Table:
     """A tensor that forward passes read. It is computed on the CPU at its first use, then kept where it is read.
@@ -23,7 +25,7 @@ class Table:
         self._make = make
         self._kept: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
-    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    @constant_result
     def on(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         """The table on a device, rounded to a dtype. Nobody may change it. The first call waits for a copy."""
         place = (device, dtype)

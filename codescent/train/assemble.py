@@ -15,6 +15,7 @@ from codescent.base.device import offered
 from codescent.base.dtensors import is_dtensor
 from codescent.base.errors import UserError
 from codescent.base.torch_dtypes import TORCH_DTYPE
+from codescent.base.unfilled import Unfilled
 from codescent.config.rate_schedules import learning_rate
 from codescent.coupling import Services, reads_ahead
 from codescent.coupling import of as coupling_of
@@ -142,7 +143,8 @@ def _with_memory(part: nn.Module, like: TensorPlan, device: torch.device) -> nn.
     for name in ("tokens_T", "rows_T"):  # position indices of a divided model: no parameters, so `to_empty` skips them
         if isinstance(positions_T := getattr(part, name), torch.Tensor):
             setattr(part, name, positions_T.to(device))
-    return part.to_empty(device=device if like.gathered_from is Memory.DEVICE else "cpu")
+    with Unfilled():
+        return part.to_empty(device=device if like.gathered_from is Memory.DEVICE else "cpu")
 
 
 def _initialise(parts: list[nn.Module], this_rank: ThisRank, *, replaced: bool) -> list[Weight]:

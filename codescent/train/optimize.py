@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,7 @@ from codescent.train.ema import Ema
 from codescent.train.host_copy import HostCopy
 from codescent.train.muon import MatrixRound, Muon
 from codescent.train.norm import gradient_square
+from codescent.train.plain_steps import making, take_step
 
 if TYPE_CHECKING:
     from codescent.config.sections import Optimizer as OptimizerConfig
@@ -156,13 +158,16 @@ class Optimizer:
         self.decides_on_device = self.off_cpu and limits and config.fused and config.kind in ON_DEVICE and not accepts
         self.narrow = any(weight.master is not weight.tensor for weight in self.weights)
         self.on_host = any(weight.updated_on_host for weight in self.weights)
-        self.muon = Muon(self.masters, matrices, config) if matrices else None
+        with making():
+            self.muon = Muon(self.masters, matrices, config) if matrices else None
         if self.muon is not None:  # its matrices have the same factor
             _set_factor(self.muon.param_groups[0], self.weights[matrices[0].indices[0]].rate_factor)
         self.units = self._make_units(matrices)
         self.host_copy = HostCopy(self.weights, [unit.indices for unit in self.units]) if self.on_host else None
         others = [self.weights[index] for unit in self.units if unit.matrices is None for index in unit.indices]
-        self.torch = _torch_optimizer(_groups(others, config.weight_decay), config)
+        with making():
+            self.torch = _torch_optimizer(_groups(others, config.weight_decay), config)
+        self._step = self.torch.step if own_rule(config) else partial(take_step, self.torch)  # theirs may have hooks
         self._allocate_state()
 
     def _make_units(self, matrices: Sequence[MatrixRound]) -> list[Unit]:
@@ -201,7 +206,7 @@ class Optimizer:
             places = unit.places or [torch.empty_like(self.masters[index]) for index in unit.indices]
             for index, place in zip(unit.indices, places, strict=True):
                 self.masters[index].grad = place.zero_()
-            self.torch.step()
+            self._step()
             for index in unit.indices:
                 self.masters[index].grad = None
         for state in self.torch.state.values():
@@ -295,7 +300,7 @@ class Optimizer:
         if gradients and (isinstance(factor, torch.Tensor) or factor != 1.0):
             torch._foreach_mul_([*gradients] if unit.wide is None else [unit.wide], factor)
         if unit.matrices is None or self.muon is None:
-            self.torch.step()
+            self._step()
         else:
             self.muon.update(unit.matrices)
         for master in masters:

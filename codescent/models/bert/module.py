@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,7 @@ from codescent.operators.activations import EXACT_GELU, feed_forward
 from codescent.operators.attention import Attention
 from codescent.operators.block_attention import ScoreTraits
 from codescent.operators.dropout import drop
+from codescent.operators.head import Vocabulary
 from codescent.operators.linear import Linear
 from codescent.operators.scaled_gradient import scaled_gradient
 from codescent.plan.objective import CROSS_ENTROPY, Objective
@@ -140,7 +142,8 @@ class Bert(Part):
             return logits_BTV
         rows_M, targets_M, too_many = rows_with_target(targets_BT, self.losses_per_sample)
         x_MD = self.for_head(head(x_BTD.flatten(0, 1).index_select(0, rows_M)))
-        loss: Tensor = self.vocabulary.loss_of_rows(
+        loss: Tensor = loss_of_rows(
+            self.vocabulary,
             x_MD,
             weight_VD,
             bias_V,
@@ -152,6 +155,13 @@ class Bert(Part):
             skip_negative=too_many is not None,
         )
         return loss if too_many is None else loss.masked_fill(too_many, math.nan)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def loss_of_rows(vocabulary: Vocabulary, *arguments: Any, **options: Any) -> Tensor:
+    """See `Vocabulary.loss_of_rows`. The number of rows depends on the data, so this is never compiled."""
+    loss: Tensor = vocabulary.loss_of_rows(*arguments, **options)
+    return loss
 
 
 def rows_with_target(targets_BT: Tensor, each: int | None) -> tuple[Tensor, Tensor, Tensor | None]:
