@@ -12,7 +12,8 @@ import torch
 from torch.optim import Optimizer
 
 COMPILER = "torch._dynamo"
-"""torch's optimizers import it, so that compiled code leaves them alone. That takes 1.1 s, for nothing in eager code."""
+"""torch's optimizers import it, so that compiled code leaves them alone. That takes 1.1 s, and eager code needs it
+nowhere."""
 
 
 @contextmanager
