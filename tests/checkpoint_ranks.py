@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from rank_server import Place
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from codescent.base.agreement import RanksFailed, from_first
@@ -340,6 +340,13 @@ def layouts(folder: Path) -> list[dict[str, Any]]:
             checkpoints.load(saved, loaded)
             whole = {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in loaded.items()}
             same.append(all(torch.equal(whole[name], full[name]) for name in full))
+        first = DeviceMesh("cpu", [0])  # the other rank has no part of it
+        loaded = spread(first, {name: torch.zeros_like(tensor) for name, tensor in full.items()}, {"matrix": Shard(0)})
+        again = Checkpoints(folder / "other", 3, keep_best=False).save(2, loaded, {}, None)
+        checkpoints.load(saved, loaded)
+        is_outside = first.get_coordinate() is None
+        same.append(is_outside or torch.equal(loaded["matrix"].to_local(), full["matrix"]))  # type: ignore[attr-defined]
+        same.append(read_tensors(again)["matrix"].shape == full["matrix"].shape)
         return same
 
     answers = ranks(folder, [work, work])

@@ -293,3 +293,14 @@ def test_a_shard_that_nobody_has_is_read_from_the_disk(
     found = regrouped(forker, project, pair, before, lost, after, "")
     assert [one["memory"] for one in found] == [None] * after
     assert f"no rank that is left has all of {gone}" in found[0]["reasons"][0]
+
+
+def test_a_lazy_tensor_is_written_in_pieces_of_its_rows() -> None:
+    """Fault: a piece has values of another one, or a row that is longer than a piece is computed at once."""
+    whole = torch.arange(42.0).reshape(3, 14)
+    lazy = LazyTensor(whole.to("meta"), whole.shape, (0, 0), lambda slices: whole[slices], 5)
+    found = torch.full_like(whole, -1.0)
+    for area in lazy.chunks:
+        assert area.numel <= 5
+        Box(found, whole.shape, (0, 0)).values(area).copy_(lazy.values(area))
+    assert torch.equal(found, whole)

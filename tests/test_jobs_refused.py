@@ -74,7 +74,9 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 *("--to", "ssh", "--hosts", "a:2,b:2", "parallel.servers=1", "parallel.updates=asynchronous"),
                 "parallel.restarts=2",
             ],
-            ["parallel.restarts = 2: no script starts a worker again, only `codescent train --ranks` does"],
+            [
+                "parallel.restarts = 2: only `codescent train --ranks` starts a worker again, no script does: set it to 0"
+            ],
         ),
         ([*SLURM, GPUS, "site.time=00:01:00"], ["site.time=00:01:00 (command line): the run saves 60 s before it"]),
         ([*SLURM, GPUS, "site.memory=64GB"], ["site.memory", "such as 64G"]),

@@ -246,3 +246,20 @@ def test_a_script_that_was_written_for_another_policy(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert 'survive.on_loss = "shrink": the script that has started this run was written for "restart"' in done.stderr
     assert not (tmp_path / "runs" / "a").exists()
+
+
+def test_an_agent_of_ranks_that_another_host_has_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: it starts ranks that others wait for twice, or waits for its place for ever."""
+    monkeypatch.setenv("CODESCENT_TOKEN", "a secret")
+    common = ["--world", "3", "--master", f"127.0.0.1:{free_port()}", "--on-loss", "restart"]
+    first = agent(tmp_path, "--ranks", "2", *common, waits=True)
+    try:
+        read(tmp_path, "rank1")
+        second = agent(tmp_path, "--ranks", "2", "--first", "1", *common, waits=True)
+        _, err = second.communicate(timeout=60)
+    finally:
+        first.terminate()
+        first.communicate(timeout=60)
+    assert second.returncode == 2
+    assert "--first 1 --ranks 2: the agent of " in err
+    assert not (tmp_path / "rank2").exists()

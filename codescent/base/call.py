@@ -12,7 +12,8 @@ ON_LOSS = "CODESCENT_ON_LOSS"
 """Variable of a rank that an agent has started: the survive.on_loss for which its script was written."""
 
 AGAIN = "CODESCENT_AGAIN"
-"""Set for ranks whose launcher starts a worker that has died again, alone, while the others go on."""
+"""Set for ranks of a launcher that starts dead workers again, one by one, while the others go on."""
+
 SURVIVES = "CODESCENT_SURVIVES"
 """Variable of a rank that its launcher calls again after a loss. It has the number of the first call that may name the
 rank. Behind it is a page, if the process waits for a place: there it says that it is ready."""

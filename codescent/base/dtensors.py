@@ -24,7 +24,8 @@ def part_of(tensor: DTensor) -> tuple[torch.Tensor, tuple[int, ...]]:
     A rank outside of the mesh has a part without elements.
     """
     if tensor.device_mesh.get_coordinate() is None:
-        return tensor.to_local(), (0,) * tensor.dim()
+        nothing = (0,) * tensor.dim()
+        return tensor.to_local().new_empty(nothing), nothing
     asked: Any = tensor  # torch's own checkpoints ask a tensor for its part so
     (chunk,) = asked.__create_chunk_list__()
     return tensor.to_local(), tuple(chunk.offsets)

@@ -40,7 +40,7 @@ class Box:
     @property
     def chunks(self) -> list[Area]:
         """The areas that are written one by one. A part without elements is not written; a whole tensor without is."""
-        return [self.area] if self.local.numel() or not self.shape.numel() else []
+        return [self.area] if self.local.numel() or self.local.shape == self.shape else []
 
     def values(self, area: Area) -> torch.Tensor:
         """A view of an area of the whole tensor, which is in this part."""

@@ -108,6 +108,8 @@ class CheckpointWriter:
         chunks: list[TensorChunk] = []
 
         def describe() -> list[list[Any]]:
+            if strange := [name for name, one in tensors.items() if not isinstance(one, (torch.Tensor, Box))]:
+                raise TypeError(f"{strange[0]}: not a tensor")
             self._boxes = {name: box_of(tensor) for name, tensor in tensors.items()}
             chunks[:] = (
                 TensorChunk(name, box.dtype, tuple(box.shape), area)
@@ -263,6 +265,8 @@ def read_into(folder: Path, manifest: Manifest, tensors: Mapping[str, torch.Tens
     by_file: dict[str, list[tuple[StoredChunk, Box, Area]]] = defaultdict(list)
     for name, tensor in tensors.items():
         box = box_of(tensor)
+        if not box.local.numel():
+            continue
         for chunk in manifest.tensors[name].chunks:
             if (both := shared(box.area, Area(chunk.offsets, chunk.sizes))) is not None:
                 by_file[chunk.file].append((chunk, box, both))

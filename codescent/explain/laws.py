@@ -26,12 +26,13 @@ def law_meanings(say: Language) -> tuple[str, ...]:
 
 
 def law_says(fit: Fit, points: Mapping[int, float], say: Language) -> str:
-    """What a law says of points (speed-ups by number of ranks), and how far it is from the farthest of them."""
+    """What a law says of points (speed-ups by number of ranks), and how far it is from the farthest that it was fitted
+    to. Points beyond its curve had too few cores."""
     if not fit.curve:
         return say("There are too few points.")
     values = {name: found.value for name, found in fit.parameters.items()}
     says = {AMDAHL.name: _amdahl, GUSTAFSON.name: _gustafson, UNIVERSAL.name: _universal}[fit.law](values, say)
-    farthest = max(abs(fit.curve[ranks] / speed - 1) for ranks, speed in points.items())
+    farthest = max(abs(fit.curve[ranks] / speed - 1) for ranks, speed in points.items() if ranks in fit.curve)
     differs = say("the farthest point differs by {share}", share=of_share(farthest))
     return f"{says}; {differs}"
 

@@ -11,7 +11,8 @@ from codescent.explain.content import Chart, ChartLine, Lesson, LessonFrame, Tex
 from codescent.explain.language import Language
 from codescent.explain.laws import law_meanings, law_name, law_says
 from codescent.results import Interval
-from codescent.study.result import Group, Kind, Point, Study
+from codescent.study.evaluate import UNSUITABLE
+from codescent.study.result import Group, Kind, Point, PointState, Study
 
 GROWS = (Kind.STRONG, Kind.WEAK, Kind.THREADS)
 """Kinds of studies in which the number of workers grows."""
@@ -24,7 +25,9 @@ def lesson_of_study(study: Study, say: Language) -> Lesson:
         raise UserError(f"{study.name}: in a study of kind {study.kind} no number of workers grows; {kinds} have one")
     groups = [(group, points) for group in study.groups if (points := _done(group))]
     if not groups:
-        raise UserError(f"{study.name}: no point is measured yet; run codescent study with its file")
+        raise UserError(
+            f"{study.name}: no point is measured beside its baseline yet; run codescent study with its file"
+        )
     frames = [frame for group, points in groups for frame in _frames(study, group, points, say)]
     machine = ", ".join(str(study.machine[name]) for name in ("processor", "device") if study.machine.get(name))
     return Lesson(
@@ -52,18 +55,18 @@ def _frames(study: Study, group: Group, points: Sequence[Point], say: Language) 
 
     speeds = {one.workers or 0: one.speed_up.total.value for one in points if one.speed_up.total is not None}
     shares = {one.workers or 0: one.efficiency.total.value for one in points if one.efficiency.total is not None}
-    same = study.kind is not Kind.WEAK
-    holds = (
-        say("Same batch: the ranks share the samples of a step (strong scaling).")
-        if same
-        else say("Batch grows: each rank keeps its samples (weak scaling).")
-    )
-    lost = [f"{one.name}: {one.why or one.state}" for one in group.points if one not in points]
+    holds = {
+        Kind.STRONG: say("Same batch: the ranks share the samples of a step (strong scaling)."),
+        Kind.WEAK: say("Batch grows: each rank keeps its samples (weak scaling)."),
+        Kind.THREADS: say("The threads of one rank share a step."),
+    }[study.kind]
+    lost = [_without(one, say) for one in group.points if one not in points]
+    marks = [f"{one.name}: {mark}" for one in points for mark in one.marks]
     yield LessonFrame(
         title(say("What was measured")),
         (holds,),
         (_table(study, points, say),),
-        (say("Efficiency is the speed-up divided by the ranks."), *lost),
+        (say("Efficiency is the speed-up divided by the growth of the workers since the baseline."), *lost, *marks),
     )
     if len(points) < 2:
         return
@@ -77,7 +80,8 @@ def _frames(study: Study, group: Group, points: Sequence[Point], say: Language) 
         ),
     ]
     yield LessonFrame(title(say("The curves")), (), (Chart(lines, _unit(study, say), say("speed-up")),))
-    rows = [(law_name(fit.law, say), law_says(fit, speeds, say)) for fit in group.fits]
+    fits = [fit for fit in group.fits if not fit.said.startswith(UNSUITABLE)]
+    rows = [(law_name(fit.law, say), law_says(fit, speeds, say)) for fit in fits]
     if rows:
         heads = (say("law"), say("what it says"))
         yield LessonFrame(title(say("The laws")), law_meanings(say), (TextTable(heads, rows),))
@@ -96,6 +100,13 @@ def _table(study: Study, points: Sequence[Point], say: Language) -> TextTable:
             "" if serial is None else of_share(serial.value),
         ))  # fmt: skip
     return TextTable(heads, rows, numbers=range(5))
+
+
+def _without(one: Point, say: Language) -> str:
+    """Why a point is not in the table."""
+    if one.state is PointState.DONE:
+        return say("{name}: its baseline is not measured", name=one.name)
+    return f"{one.name}: {one.why or one.state}"
 
 
 def _unit(study: Study, say: Language) -> str:

@@ -35,8 +35,8 @@ def problems(target: str, config: Config, plan: Plan | None) -> Iterator[str]:
     keys, restarts = config.survive, config.parallel.restarts
     if restarts:
         yield (
-            f"parallel.restarts = {restarts}: no script starts a worker again, only `codescent train --ranks` does: "
-            "set parallel.restarts to 0"
+            f"parallel.restarts = {restarts}: only `codescent train --ranks` starts a worker again, no script does: "
+            "set it to 0"
         )
     if keys.on_loss == "stop":
         return

@@ -108,6 +108,10 @@ class Decider:
         gone.report = replace(gone.report, deaths=(*gone.report.deaths, *deaths), ready=(), ends=False)
         self._say(f"codescent: {gone.name} is lost: {why}")
 
+    def name(self, host: int) -> str:
+        """Of the machine."""
+        return self._hosts[host].name
+
     def is_lost(self, host: int) -> bool:
         """Whether a host has gone."""
         return host in self._hosts and self._hosts[host].is_lost

@@ -71,9 +71,8 @@ LOST = Orders(
 
 def _refused(host: int, place: HostPlace, other: str) -> Orders:
     """What an agent is told whose ranks another one has."""
-    ranks = f"{host} to {host + place.count - 1}" if place.count > 1 else str(host)
     return Orders(
-        over=f"{other} has ranks of --first {host} --ranks {place.count} (rank {ranks}): each rank is on one host",
+        over=f"--first {host} --ranks {place.count}: the agent of {other} has some of these ranks, or all",
         code=UserError.exit_code,
         kills=True,
     )
@@ -95,6 +94,7 @@ class AgentHub:
         self._decider, self._store_port = decider, store_port
         self._seats: dict[int, _Seat] = {}
         self._past: set[str] = set()  # sessions of agents that others have replaced
+        self._asked_s: dict[str, float] = {}  # since when an agent asks for the place of another one
         self._lock = threading.Lock()
         self._server = StoreServer(listener, key, self)
 
@@ -114,7 +114,9 @@ class AgentHub:
                 self._past |= set() if seat is None else {seat.session}
                 seat = self._seats[host] = _Seat(session, place, peer, now_s, report)
             if seat.session != session:  # that of before may still live
-                return {}
+                since_s = self._asked_s.setdefault(session, now_s)
+                lives = now_s - since_s > SILENT_S + AGAIN_S
+                return self._answer(_refused(host, place, seat.place.name)) if lives else {}
             seat.peer, seat.heard_s, seat.report, seat.left_s = peer, now_s, report, None
             seat.is_told = seat.answer is not None
             return seat.answer or {}
@@ -122,12 +124,15 @@ class AgentHub:
     def _overlaps(self, host: int, place: HostPlace) -> str:
         """The name of another host with ranks of these; "": there is none."""
         if self._decider.places.host_of(host) == 0:
-            return "host 0"
+            return self._decider.name(0)
         return next(
             (
                 seat.place.name
                 for first, seat in self._seats.items()
-                if first != host and first < host + place.count and host < first + seat.place.count
+                if seat.left_s is None
+                and first != host
+                and first < host + place.count
+                and host < first + seat.place.count
             ),
             "",
         )

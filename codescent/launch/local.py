@@ -255,7 +255,7 @@ class _Ranks:
             env[TOKEN] = self._group.token
         if survives:
             env[SURVIVES] = survives
-        if self._roles.spare:
+        if self._roles.spare and self._roles.losses().most:
             env[AGAIN] = "1"
         if late:
             env[LATE] = "1"

@@ -17,9 +17,9 @@ from codescent.launch.places import Fewer, FewerRanks
 from codescent.record import RunFolder
 
 PROGRAM = "codescent.jobs.layouts"
-MOST_FAILURES = 3
+MOST_FAILURES = 2
 """Times that the process may fail for a number of ranks. Then there is no layout for it."""
-ANSWER_S = 60.0
+ANSWER_S = 30.0
 """Seconds in which the process answers: it imports all models and strategies."""
 
 
@@ -75,6 +75,9 @@ def _asked(request: dict[str, Any]) -> FewerRanks | None:
         lists = {name: tuple(found[name]) for name in ("notes", "parts")} if found else {}
         return FewerRanks(**{**found, **lists}) if found else None
     except subprocess.CalledProcessError as error:
-        raise NoAnswer(error.stderr.strip() or f"the process that looks for it {error}") from error
+        said = error.stderr.strip().splitlines()
+        raise NoAnswer(
+            said[-1] if said else f"the process that looks for it has ended with {error.returncode}"
+        ) from error
     except (subprocess.TimeoutExpired, OSError, ValueError, LookupError, TypeError) as error:
         raise NoAnswer(str(error)) from error

@@ -1,5 +1,5 @@
 """In: the memory with the pages of ranks that torchrun, srun or mpirun has started. Out: what their supervisor says.
-Starts no rank, ends one only for parallel.stopped_s, and ends with the last rank of its host: no launcher waits."""
+Starts no rank. Ends one for parallel.stopped_s alone. Ends itself with the last rank of its host, so nobody waits."""
 
 from __future__ import annotations
 

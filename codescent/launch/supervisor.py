@@ -1,5 +1,5 @@
 """In: process ids and pages of the ranks of this host. Out: ranks that are suspended; the verdict, if none moves.
-Does not end a rank (local.py does) and sends no message to ranks: a rank that hangs cannot answer."""
+Does not end a rank (local.py and supervise.py do) and sends no message to ranks: a rank that hangs cannot answer."""
 
 from __future__ import annotations
 
@@ -108,7 +108,8 @@ class Supervisor:
         ]
         self.stuck = halted
         now_s = time.monotonic()
-        self._since_s = {rank: self._since_s.get(rank, now_s) for rank in halted}
+        before = {} if now_s - self._left_s > PAUSE_S else self._since_s
+        self._since_s = {rank: before.get(rank, now_s) for rank in halted}
         if self._record is not None:
             self._record.look()
         said += self._hang(running, now_s)

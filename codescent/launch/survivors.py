@@ -162,24 +162,31 @@ class Survivors:
 
     def _begin(self, slot: int, orders: Orders) -> None:
         """Start a rank, as the user wants it; or a process that waits for a place, or has been given one already."""
-        said = "0"
-        if slot >= self._wanted:
-            number = orders.number if slot in orders.ranks else orders.number + 1
-            page = self._pages[slot] = self._free_page()
-            self._supervisor.pages.clear(page)
-            said = f"{number} {page}"
         try:
-            self._processes[slot] = self._start(slot, said)
+            self._processes[slot] = self._start(slot, self._survives(slot, orders))
         except (UserError, OSError) as error:
             if slot < self._wanted:  # the first start: the command, or the machine, is not what the user thinks
                 raise
             self._say(f"codescent: no process is started in place of one that has died: {error}")
             self._deaths[slot] = ProcessDeath(slot, 0, 1, "could not be started")
 
+    def _survives(self, slot: int, orders: Orders) -> str:
+        """The value of SURVIVES for a process that is started now."""
+        if slot < self._wanted:
+            return "0"
+        number = orders.number if slot in orders.ranks else orders.number + 1
+        page = self._pages[slot] = self._free_page()
+        self._supervisor.pages.clear(page)
+        return f"{number} {page}"
+
     def _free_page(self) -> int:
-        """A page of no process that waits. Raises UserError: there are too many."""
-        placed = {*self._ranks.values(), *self._deaths}
-        taken = {page for slot, page in self._pages.items() if slot not in placed}
+        """A page of no process that waits or imports. Raises UserError: there are too many."""
+        placed = self._ranks.values()
+        taken = {
+            page
+            for slot, page in self._pages.items()
+            if slot not in self._deaths and not (slot in placed and self._is_ready(slot))
+        }
         for page in range(self._wanted, self._wanted + WAITING_PAGES):
             if page not in taken:
                 return page

@@ -24,6 +24,9 @@ from codescent.study.repeat import OVERSUBSCRIBED, Repeat
 from codescent.study.result import Fit, Group, Kind, Point, PointQuantity, PointState, PredictedPoint, Study
 from codescent.study.words import BUSY, OTHERS, SPREAD, SPREADS, SUPER_LINEAR, paragraphs
 
+UNSUITABLE = "not for this study"
+"""Beginning of what is said of a law that is for work of another kind."""
+
 
 @dataclass(frozen=True)
 class Taken:
@@ -317,7 +320,7 @@ def _fits(kind: Kind, members: Sequence[Taken], base: Taken) -> list[Fit]:
     left_out = sum(map(_oversubscribed, members))
     if left_out:
         fits = [replace(fit, said=f"{fit.said} ({left_out} oversubscribed left out)") for fit in fits]
-    return [fits[0], Fit(other.name, {}, f"not for this study: a law {grows}"), fits[1]]
+    return [fits[0], Fit(other.name, {}, f"{UNSUITABLE}: a law {grows}"), fits[1]]
 
 
 def _oversubscribed(one: Taken) -> bool:

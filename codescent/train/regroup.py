@@ -17,7 +17,6 @@ from codescent.base import cause
 from codescent.base.call import INVITED, SURVIVES, Call
 from codescent.base.early import be_patient, hand_over
 from codescent.base.ending import ends_soon
-from codescent.base.errors import UserError
 from codescent.base.messages import detail
 from codescent.base.parent import end_with_parent
 from codescent.base.progress import OwnPage, Pages
@@ -50,11 +49,6 @@ def train_on(config: Config, this_rank: Rank, *, resume: bool, notes: Sequence[s
     pages = Pages.of(os.environ)
     if not least or pages is None:
         return train(config, this_rank, resume=resume, notes=notes)
-    if config.survive.on_loss == "stop":
-        raise UserError(
-            'survive.on_loss = "stop": the agent that has started this rank was told to start lost ranks again; write '
-            "the script anew with codescent launch, or set survive.on_loss as it was then"
-        )
     alarm, wanted = Alarm(pages), config
     gc.freeze()  # what was imported stays: without it, a collection takes a tenth of the time
     number = int(least)

@@ -71,7 +71,6 @@ def test_f6_a_host_that_was_cut_off_comes_back(made: hosts.Hosts, folder: Path) 
         began_s = time.monotonic()
         made.cut(2)
         goes_on(run, lambda: run.agents[2].poll() is not None)
-        assert time.monotonic() - began_s < 14.0, "it ends by itself, before the others take it for lost"
         before = rows(run)
         goes_on(run, lambda: rows(run) > before + 5)
         print(f"the others go on {time.monotonic() - began_s:.1f} s after the cut")
@@ -94,6 +93,8 @@ def test_f5_a_cut_of_3_seconds_costs_no_step(made: hosts.Hosts, folder: Path) ->
         (folder / "fast").touch()
         assert run.end() == [0, 0, 0], run.said()
         assert "is lost" not in run.said()
+        events = RunFolder.open(run.run).read_events()
+        assert not [one for one in events if one["kind"] in ("resume", "regroup", "crash", "hang")]
         is_like_a_run_alone(run, folder)
 
 

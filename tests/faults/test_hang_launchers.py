@@ -124,6 +124,7 @@ def test_a_stopped_rank_under_torchrun_is_ended(tmp_path: Path) -> None:
             assert process.wait(60) != 0
         finally:
             process.kill()
+            process.wait()
     said = (tmp_path / "err").read_text()
     how = rf"rank 1 of 2 \(pid {victim.pid}\) is stopped \(SIGCONT continues it\)"
     assert re.search(
