@@ -74,9 +74,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 *("--to", "ssh", "--hosts", "a:2,b:2", "parallel.servers=1", "parallel.updates=asynchronous"),
                 "parallel.restarts=2",
             ],
-            [
-                "parallel.restarts = 2: only `codescent train --ranks` starts a worker again, no script does: set it to 0"
-            ],
+            ["parallel.restarts = 2: only `codescent train --ranks` starts a worker again, no script does"],
         ),
         ([*SLURM, GPUS, "site.time=00:01:00"], ["site.time=00:01:00 (command line): the run saves 60 s before it"]),
         ([*SLURM, GPUS, "site.memory=64GB"], ["site.memory", "such as 64G"]),

@@ -25,7 +25,8 @@ def slow(kind, data):
         time.sleep(0.1)
 """
 WORDS = ("train.global_batch_size=6", "model.hidden_dim=32", "model.num_layers=2", "model.num_heads=2", "log.every=50",
-         "train.eval_every=0", "train.precision=fp64", "checkpoint.every=50", "train.num_steps=700")  # fmt: skip
+         "train.eval_every=0", "train.precision=fp64", "checkpoint.every=50", "train.num_steps=700",
+         "optimizer.learning_rate=1e-4")  # fmt: skip
 OWN = ("log.to=own_logger:slow",)
 
 
