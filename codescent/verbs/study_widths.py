@@ -57,7 +57,7 @@ def main(arguments: Namespace, study: StudyFile, baseline: Mapping[str, Any], fo
         rows += [row for repeat in range(keys.repeats) for row in _measured(point, repeat)]
         tell(f"{number + 1} of {len(points)}  hidden_dim={point.width} {_named(point.mup)} mu-P")
     places = _places(rows, keys.steps)
-    files = _write(folder, rows, places, keys.steps)
+    files = _write(folder, rows, places, study, points)
     if as_json:
         print(json_text(_json(study, places, files)))
     else:
@@ -95,7 +95,21 @@ def _places(rows: Sequence[Mapping[str, Any]], steps: int) -> list[PlaceSizes]:
     ]
 
 
-def _write(folder: Path, rows: Sequence[Mapping[str, Any]], places: Sequence[PlaceSizes], steps: int) -> list[Path]:
+def _ran(study: StudyFile, points: Sequence[WidthPoint]) -> str:
+    """What was run, in a line."""
+    keys, model = study.study, points[0].config.model
+    widths = ", ".join(dict.fromkeys(str(point.width) for point in points))
+    seeds = counted(keys.repeats, "seed")
+    return f"config {config_named(keys.config)}; {model.kind}, hidden_dim {widths}; {seeds}; 1 rank"
+
+
+def _write(
+    folder: Path,
+    rows: Sequence[Mapping[str, Any]],
+    places: Sequence[PlaceSizes],
+    study: StudyFile,
+    points: Sequence[WidthPoint],
+) -> list[Path]:
     """Write the numbers and, where there is matplotlib, the picture. Raises UserError: a file cannot be written."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
@@ -107,7 +121,7 @@ def _write(folder: Path, rows: Sequence[Mapping[str, Any]], places: Sequence[Pla
     else:
         from codescent.report.width_figure import draw_widths
 
-        contents[PNG] = picture_bytes(draw_widths(places, steps), ".png")
+        contents[PNG] = picture_bytes(draw_widths(places, study.study.steps, _ran(study, points)), ".png")
     try:
         make_parents(folder)
         for name, content in contents.items():
