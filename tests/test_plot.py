@@ -212,7 +212,9 @@ def test_runs_with_the_same_losses_are_both_seen(tmp_path: Path) -> None:
     widths = [line.get_linewidth() for line in figure.legends[0].get_lines()]
     assert widths[0] > 2 * widths[1]
     assert widths[1] == widths[2]
-    assert "b has the losses of a (broad line): in 100 rows at most 1.0e-06 apart" in "\n".join(text.get_text() for text in figure.texts)
+    assert "b has the losses of a (broad line): in 100 rows at most 1.0e-06 apart" in "\n".join(
+        text.get_text() for text in figure.texts
+    )
 
 
 def test_losses_that_differ_at_one_step_do_not_coincide(tmp_path: Path) -> None:

@@ -94,14 +94,14 @@ def picture(
     which the stage waits are boxes of its row. `suffix` is one of `picture.PICTURES`. `said`: the line below the title,
     if it is not `measured`. `widest_in`: most inches of the axis. `config`: what is simulated, in a line.
     """
-    figure, sheet = _sheet(simulation, title, given, said or measured(simulation), widest_in, config)
+    figure, drawn = sheet(simulation, title, given, said or measured(simulation), widest_in, config)
     spans = [span for span in simulation.timeline if span.end_s > span.start_s]
-    _boxes(sheet, spans)
-    _lanes(sheet, communication(simulation, given.exchanges))
+    _boxes(drawn, spans)
+    _lanes(drawn, communication(simulation, given.exchanges))
     return picture_bytes(figure, suffix)
 
 
-def _sheet(
+def sheet(
     simulation: Simulation, title: str, given: Lengths, said: str, widest_in: float, config: str
 ) -> tuple[Figure, Sheet]:
     """The figure without its boxes. What is written above and below the rows is wrapped to its width."""
@@ -130,9 +130,9 @@ def _sheet(
     )  # fmt: skip
     write(figure, above, MARGIN_IN, EDGE_IN)
     write(figure, below, MARGIN_IN, top_in + high + AXIS_IN)
-    sheet = Sheet(axes, row_in, numbered)
-    _frame(sheet, simulation, wide / unit_in)
-    return figure, sheet
+    drawn = Sheet(axes, row_in, numbered)
+    _frame(drawn, simulation, wide / unit_in)
+    return figure, drawn
 
 
 def _numbered(spans: Sequence[Span], unit_in: float) -> bool:

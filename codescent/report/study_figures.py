@@ -353,7 +353,7 @@ def _over_points(study: Study, quantity: Quantity) -> Picture:
         places = [(quantity.scale * value, row) for row, value in enumerate(known) if value is not None]
         if places:
             axes.plot(*zip(*places), "D", color=PALETTE[1], mfc="#FFFFFF", ms=6, mew=1.4, zorder=4)
-        axes.set_xlabel(quantity.axis, fontsize=9)
+        axes.set_xlabel(quantity.axis, fontsize=9, loc="right")  # long names leave the axes narrower than this
         return figure
 
     left_out = f" The first {MOST_BARS} of {len(points)} points." if len(points) > MOST_BARS else ""
