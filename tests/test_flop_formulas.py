@@ -11,10 +11,12 @@ import pytest
 from reported import make_run, plan_of
 from runs import called
 
+from codescent.base.errors import UserError
 from codescent.build import build
 from codescent.config.load import load
 from codescent.cost.flop_formulas import flops_by
 from codescent.plan import FlopFormula, Plan
+from codescent.plan.activations import CUDA
 from codescent.results import open_run
 from codescent.study import Kind
 from codescent.study.folder import Definition, StudyFolder
@@ -101,6 +103,23 @@ def test_without_a_formula_a_study_counts_attention(tmp_path: Path) -> None:
     assert repeat_of(run, 1, 10, {}).flops == plan_of(1).flops().total_flops
 
 
+def test_a_run_without_a_plan_has_one_formula(tmp_path: Path) -> None:
+    """Fault: FLOPs of metrics are taken for those of another formula."""
+    make_study(tmp_path)
+    run = open_run(tmp_path / "scaling" / "ranks-1" / "1")
+    run.__dict__["plan"] = None  # as of an older version
+    assert repeat_of(run, 1, 10, {}).flops == pytest.approx(4e11 * 0.1, rel=0.02)
+    with pytest.raises(UserError, match="--formula executed: needs a plan of this version"):
+        repeat_of(run, 1, 10, {}, FlopFormula.EXECUTED)
+
+
+def test_on_a_gpu_the_operators_of_its_kernels_count(tmp_path: Path) -> None:
+    """Fault: what is executed on a GPU is counted as on a CPU."""
+    make_run(tmp_path / "run", environment={"device": "NVIDIA H200"})
+    found = repeat_of(open_run(tmp_path / "run"), 1, 10, {}, FlopFormula.EXECUTED)
+    assert found.flops == flops_by(FlopFormula.EXECUTED, plan_of(1), CUDA) != flops_by(FlopFormula.EXECUTED, plan_of(1))
+
+
 def test_formulas_that_have_no_effect_or_are_unknown_are_refused(tmp_path: Path) -> None:
     """Fault: a formula is ignored in silence, or a wrong one ends without the list."""
     make_study(tmp_path)
@@ -111,6 +130,16 @@ def test_formulas_that_have_no_effect_or_are_unknown_are_refused(tmp_path: Path)
     assert (done.returncode, done.stderr) == (
         2,
         "error: --formula: has no effect with --list; give it when the study is evaluated\n",
+    )
+    done = called(tmp_path, "study", "bert_squad", "--table", "absent.csv", "--formula", "executed")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: --formula: has no effect on a table, whose column flops says the FLOPs; leave it out\n",
+    )
+    done = called(tmp_path, "study", "mup", "--formula", "executed")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: --formula: has no effect on a study of widths, which measures activations; leave it out\n",
     )
     done = called(tmp_path, "report", "scaling/ranks-1/1", "absent", "--formula", "executed")
     assert (done.returncode, done.stderr) == (

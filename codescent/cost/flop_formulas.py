@@ -69,7 +69,7 @@ def formulas(sizes: FormulaSizes) -> tuple[Formula, ...]:
 
 
 def flops_by(formula: FlopFormula, plan: Plan, device: str = CPU) -> float:
-    """FLOPs of a step of all ranks. `device`: on which kind operators are executed."""
+    """FLOPs of a step of all ranks. `device`: CPU or CUDA, whose operators are executed."""
     if formula is FlopFormula.EXECUTED:
         return executed_flops(plan, device)
     flops = plan.flops()

@@ -12,7 +12,7 @@ import numpy as np
 from codescent.base.errors import UserError
 from codescent.cost.flop_formulas import flops_by
 from codescent.plan import AXES, FlopFormula
-from codescent.plan.activations import CPU
+from codescent.plan.activations import CPU, CUDA
 from codescent.planner.step_parts import of_busiest_stage
 from codescent.results import PARTS, Run, parts_of_ranks
 
@@ -127,7 +127,8 @@ def _flops(run: Run, warmup: int, formula: FlopFormula) -> tuple[float, float]:
             where = f"{run.folder.path}: --formula {formula}"
             raise UserError(f"{where}: needs a plan of this version; without one the formula must be {usual}")
         return float(np.median(run.after(warmup, "flops_per_s") * run.after(warmup, "step_s"))), 1.0
-    flops = flops_by(formula, plan, str(run.environment.get("device") or CPU))
+    kernels = CPU if run.environment.get("device", CPU) == CPU else CUDA  # all GPUs have those of CUDA
+    flops = flops_by(formula, plan, kernels)
     return float(flops), flops / flops_by(usual, plan)
 
 
