@@ -23,7 +23,7 @@ KEY_EMS = 4.8
 """Width of a key of a legend beside its label: the line, and the space before the next column."""
 
 
-class Block(NamedTuple):
+class FrameText(NamedTuple):
     """Text of one look. `size`: in points."""
 
     text: str
@@ -37,14 +37,14 @@ class Block(NamedTuple):
         return {"fontsize": self.size, "fontweight": "bold" if self.bold else "normal", "color": self.colour}
 
 
-def title_block(title: str) -> Block:
+def title_block(title: str) -> FrameText:
     """The title of a figure."""
-    return Block(title, 11.0, bold=True)
+    return FrameText(title, 11.0, bold=True)
 
 
-def small_block(text: str) -> Block:
+def small_block(text: str) -> FrameText:
     """What was run; or a note."""
-    return Block(text, 8.0, colour=TEXT_GREY)
+    return FrameText(text, 8.0, colour=TEXT_GREY)
 
 
 def standing(picture: Picture, width_in: float | None = None) -> Figure:
@@ -75,7 +75,7 @@ def framed(figure: Figure, title: str, config: str, notes: Sequence[str] = ()) -
     return figure
 
 
-def write(figure: Figure, blocks: Sequence[Block], left_in: float, top_in: float) -> float:
+def write(figure: Figure, blocks: Sequence[FrameText], left_in: float, top_in: float) -> float:
     """Write blocks below each other, wrapped to the figure's width. Returns where the next one would begin.
 
     `top_in`: inches from the top.
@@ -91,7 +91,7 @@ def write(figure: Figure, blocks: Sequence[Block], left_in: float, top_in: float
     return float(top_in)
 
 
-def wrapped(block: Block, width_in: float) -> list[str]:
+def wrapped(block: FrameText, width_in: float) -> list[str]:
     """The lines of a block that is at most so wide. Words that are too long are broken."""
     longest = max(1, len(block.text))
     while longest > 1:
@@ -135,23 +135,23 @@ def _corner(figure: Figure, top_in: float) -> tuple[float, float]:
 def legend_labels(labels: Sequence[str], width_in: float, size: float = LEGEND_SIZE) -> tuple[list[str], int]:
     """Labels of a legend, wrapped where one is too wide, and the number of columns for which there is room."""
     key_in = KEY_EMS * size / POINTS_PER_IN
-    raw = [Block(label.replace(r"\$", "$"), size) for label in labels]
+    raw = [FrameText(label.replace(r"\$", "$"), size) for label in labels]
     lines = [wrapped(block, width_in - key_in) for block in raw]
-    widest_in = max(_width_in(line, Block("", size)) for some in lines for line in some or [""])
+    widest_in = max(_width_in(line, FrameText("", size)) for some in lines for line in some or [""])
     names = ["\n".join(map(literal, some)) for some in lines]
     return names, max(1, min(len(names), int(width_in / (widest_in + key_in))))
 
 
-def height_of(blocks: Sequence[Block], width_in: float) -> float:
+def height_of(blocks: Sequence[FrameText], width_in: float) -> float:
     """The height of blocks in inches, with the distance to what is beside them."""
     return sum(_lines_in(block, len(wrapped(block, width_in))) for block in blocks) + EDGE_IN * bool(blocks)
 
 
-def _lines_in(block: Block, lines: int) -> float:
+def _lines_in(block: FrameText, lines: int) -> float:
     return lines * block.size * LINE_SPACING / POINTS_PER_IN + 0.04
 
 
-def _width_in(line: str, block: Block) -> float:
+def _width_in(line: str, block: FrameText) -> float:
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextToPath
 

@@ -13,7 +13,7 @@ from codescent.plan import Instruction, Verb
 from codescent.report.frame import (
     EDGE_IN,
     LEGEND_SIZE,
-    Block,
+    FrameText,
     height_of,
     legend_labels,
     small_block,
@@ -115,7 +115,7 @@ def sheet(
     numbered = _numbered(spans, unit_in)
     handles = _legend(spans, lanes)
     labels, columns = legend_labels([str(patch.get_label()) for patch in handles], wide)
-    above = [title_block(title), *([small_block(config)] if config else []), Block(said, 9.0)]
+    above = [title_block(title), *([small_block(config)] if config else []), FrameText(said, 9.0)]
     numbers = "numbers are micro-batches; " if numbered else ""
     below = [small_block(f"1 unit: {given.unit}"), small_block(f"{numbers}right: {_held(simulation)}")]
     legend_in = LEGEND_ROW_IN * -(-len(labels) // columns)

@@ -25,7 +25,9 @@ from codescent.base.output import say, warn
 from codescent.base.published import in_words
 from codescent.base.visible import visible
 from codescent.base.writing import make_parents
+from codescent.plan.line import layout_line, model_line
 from codescent.report.style import no_matplotlib, picture_bytes
+from codescent.study.accept import plan_for
 from codescent.study.file import StudyFile, config_named
 from codescent.study.widths import PlaceSizes, WidthPoint, judged, width_points
 from codescent.study.words import KIND_WORDS
@@ -96,11 +98,10 @@ def _places(rows: Sequence[Mapping[str, Any]], steps: int) -> list[PlaceSizes]:
 
 
 def _ran(study: StudyFile, points: Sequence[WidthPoint]) -> str:
-    """What was run, in a line."""
-    keys, model = study.study, points[0].config.model
-    widths = ", ".join(dict.fromkeys(str(point.width) for point in points))
-    seeds = counted(keys.repeats, "seed")
-    return f"config {config_named(keys.config)}; {model.kind}, hidden_dim {widths}; {seeds}; 1 rank"
+    """What was run, in a line. Sizes of activations do not depend on the machine, so it is not named."""
+    keys, plans = study.study, [plan_for(points[index].config, 1) for index in (0, -1)]
+    models = " / ".join(dict.fromkeys(map(model_line, plans)))
+    return f"config {config_named(keys.config)}; {models}; {layout_line(plans[0])}; {counted(keys.repeats, 'seed')}"
 
 
 def _write(
