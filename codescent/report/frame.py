@@ -110,9 +110,10 @@ def legend_above(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) 
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    layout = figure.get_layout_engine()
-    if not handles or layout is None:
+    if not handles:
         return
+    layout = figure.get_layout_engine()
+    assert layout is not None
     width_in, body_in = figure.get_size_inches()
     names, columns = legend_labels(labels, width_in - 2 * EDGE_IN)
     legend = figure.legend(
