@@ -14,12 +14,12 @@ from runs import called, make_project
 
 from codescent.base import pages
 from codescent.base.amounts import of_bytes, of_share
+from codescent.cost.flop_formulas import executed_flops, formulas, sizes_of
 from codescent.explain.content import Arrow, Chart, LessonFrame, NodeNetwork, RankLanes, Tone
 from codescent.explain.language import language
 from codescent.explain.of_study import lesson_of_study
 from codescent.explain.text import WIDTH
 from codescent.explain.topics import TOPICS
-from codescent.explain.topics.flops import executed_flops, formulas, sizes_of
 from codescent.explain.topics.gossip import distances
 from codescent.explain.topics.memory import EXAMPLE, RULE
 from codescent.plan.state import state_of_rank

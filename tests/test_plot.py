@@ -78,7 +78,8 @@ def test_runs_are_drawn_over_steps_tokens_and_time(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr, done.stdout) == (0, "", f"{name}: 2 runs\n")
     said = labels(tmp_path / "a.svg")
     assert said[said.index("ended") + 1] == "_$1$ (not ended: step 80)"
-    titles = {"loss": 3, "learning rate": 1, "gradient norm, before clipping": 1, "tokens/s": 1}
+    titles = {"loss": 3, "learning rate": 1, "gradient norm, before clipping": 1, "speed, all ranks": 1}
+    titles |= {"Training of 2 runs": 1, "nats per token": 3, "(no unit)": 2, "tokens/s": 1}
     axes = {"step": 4, "tokens": 1, "training time (minutes)": 1}
     assert {name: said.count(name) for name in titles | axes} == titles | axes
     pixels = (matplotlib.image.imread(tmp_path / "b.PNG", format="png") * 255).round().astype(int)
@@ -211,7 +212,9 @@ def test_runs_with_the_same_losses_are_both_seen(tmp_path: Path) -> None:
     widths = [line.get_linewidth() for line in figure.legends[0].get_lines()]
     assert widths[0] > 2 * widths[1]
     assert widths[1] == widths[2]
-    assert "b has the losses of a (broad line): in 100 rows at most 1.0e-06 apart" in figure.texts[0].get_text()
+    assert "b has the losses of a (broad line): in 100 rows at most 1.0e-06 apart" in "\n".join(
+        text.get_text() for text in figure.texts
+    )
 
 
 def test_losses_that_differ_at_one_step_do_not_coincide(tmp_path: Path) -> None:
@@ -260,7 +263,7 @@ def drawn_rates(folder: Path, *words: str) -> list[str]:
 def test_schedules_of_configs_are_drawn_without_a_run(tmp_path: Path) -> None:
     """Each override belongs to the config before it: else all curves would be the last one."""
     found = drawn_rates(tmp_path, "default", "default", "optimizer.schedule=wsd")
-    assert "learning rate" in found
+    assert {"Learning rate of each step", "learning rate (no unit)"} <= set(found)
     assert "default: cosine, 2.97e-05 at step 1, 0.003 until step 101, 0.0001 at step 1,100" in found
     said = "wsd, 2.97e-05 at step 1, 0.003 until step 991, 0.000113 at step 1,100"
     assert f"default optimizer.schedule=wsd: {said}" in found

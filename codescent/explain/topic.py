@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.config.load import with_values
 from codescent.config.sections import Config
 from codescent.explain.content import Lesson
 from codescent.explain.language import Language
-from codescent.plan import AXES, Plan, Scalar
+from codescent.plan import Plan, Scalar
+from codescent.plan.line import line_of
 from codescent.preflight import absent, laid_out, plan_of
 from codescent.study.result import Study
 
@@ -91,12 +91,3 @@ def planned(config: Config) -> tuple[Config, Plan]:
     without_data = bool(absent(config))
     config, _ = laid_out(config, config.parallel.ranks, without_data=without_data)
     return config, plan_of(config, config.parallel.ranks, without_data=without_data)
-
-
-def line_of(plan: Plan) -> str:
-    """Model, batch and layout of a plan, in one line. Terms of the config, alike in every language."""
-    model, mesh = plan.model, plan.mesh
-    axes = ", ".join(f"{axis}={mesh.degree(axis)}" for axis in AXES if mesh.degree(axis) > 1)
-    sizes = f"num_layers={model.num_layers}, hidden_dim={model.hidden_dim}, {plan.num_parameters:,} parameters"
-    batch = f"global_batch_size={plan.work.global_batch_size}"
-    return "; ".join(filter(None, (f"{model.kind}: {sizes}", batch, counted(plan.world_size, "rank"), axes)))

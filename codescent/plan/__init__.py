@@ -6,6 +6,7 @@ import sys
 from codescent.base.callable_room import CallableRoom
 from codescent.base.dtypes import DTYPE_BYTES as DTYPE_BYTES
 from codescent.base.dtypes import WIDE as WIDE
+from codescent.plan.flops import FlopFormula as FlopFormula
 from codescent.plan.layout import Layout as Layout
 from codescent.plan.mesh import AXES as AXES
 from codescent.plan.mesh import MOST_RANKS as MOST_RANKS

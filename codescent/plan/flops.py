@@ -5,10 +5,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 
 from codescent.plan.model import ModelFacts, pairs_seen
 from codescent.plan.shard import Parameter, Role
 from codescent.plan.work import TaskFacts, Work
+
+
+class FlopFormula(StrEnum):
+    """How the FLOPs of a step are counted for GFLOP/s and MFU."""
+
+    DENSE = "6nbt"  # 6 N for each token of the batch
+    ATTENTION = "6n+attention"  # with 12 L C T for each token, without a causal mask: the default
+    EXECUTED = "executed"  # every operator, with what backward computes again
+
+    @property
+    def said(self) -> str:
+        """As it is written in tables and on axes."""
+        return {self.DENSE: "6NBT", self.ATTENTION: "6N + attention"}.get(self, str(self))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from codescent.report.content import Picture
+from codescent.report.frame import legend_above
 from codescent.report.style import PARTS, PICTURE_IN, literal, plain
 
 if TYPE_CHECKING:
@@ -40,10 +41,10 @@ def stacked(
     """Bars of parts, one for each name; at most MOST_BARS. `parts`: their names and colours."""
     shown = dict(list(rows.items())[:MOST_BARS])
 
-    def draw() -> Figure:
+    def draw(width_in: float = PICTURE_IN[0]) -> Figure:
         from matplotlib.figure import Figure
 
-        figure, axes = bars_figure(list(shown), Figure)
+        figure, axes = bars_figure(list(shown), Figure, width_in)
         scale, unit = axis(
             max((sum(row[part] for part in parts if part in row) for row in shown.values()), default=1.0)
         )
@@ -54,16 +55,18 @@ def stacked(
                 axes.barh(range(len(shown)), widths, left=left, color=colour, height=0.72, label=label)
                 left += widths
         axes.set_xlabel(unit, fontsize=9)
-        figure.legend(loc="outside upper left", ncols=4, fontsize=8, frameon=False, handlelength=1.0)
+        legend_above(figure, *axes.get_legend_handles_labels())
         return figure
 
     left_out = f" The first {MOST_BARS} of {len(rows)}." if len(rows) > MOST_BARS else ""
     return Picture(name, title, (caption + left_out).strip(), draw)
 
 
-def bars_figure(names: Sequence[str], figure_type: type[Figure]) -> tuple[Figure, Axes]:
+def bars_figure(
+    names: Sequence[str], figure_type: type[Figure], width_in: float = PICTURE_IN[0]
+) -> tuple[Figure, Axes]:
     """A figure with a row for each name, from the top."""
-    figure = figure_type(figsize=(PICTURE_IN[0], 1.1 + 0.24 * max(3, len(names))), dpi=110, layout="constrained")
+    figure = figure_type(figsize=(width_in, 0.7 + 0.24 * max(3, len(names))), dpi=110, layout="constrained")
     axes = figure.add_subplot()
     plain(axes)
     axes.grid(visible=False, axis="y")

@@ -57,22 +57,28 @@ class Picture:
         name: unique in a report, and a file's name without its suffix.
         title: what it shows.
         caption: how to read it, and what is missing in it.
-        draw: makes the figure, for which matplotlib is imported.
+        draw: makes the figure, for which matplotlib is imported; of a width in inches, if one is given.
+        config: what was run on what, in a line.
     """
 
     name: str
     title: str
     caption: str
-    draw: Callable[[], Figure]
+    draw: Callable[..., Figure]
+    config: str = ""
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """Ranks x time of one step of a run: what was computed from the plan, and what was measured, on one time axis."""
+    """Ranks x time of one step of a run: what was computed from the plan, and what was measured, on one time axis.
+
+    `config`: what was run on what, in a line.
+    """
 
     run: str
     walks: Sequence[StepTimeline]
     caption: str = ""
+    config: str = ""
 
 
 @dataclass(frozen=True)

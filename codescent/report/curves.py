@@ -3,7 +3,6 @@ Does not read run folders (metrics.py does) and does not write files (verbs/plot
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -14,6 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter
 
+from codescent.base.counted import counted
+from codescent.report.frame import framed, legend_above
 from codescent.report.metrics import X_AXES, Curves
 from codescent.report.style import PALETTE, TEXT_GREY, literal, plain
 
@@ -32,8 +33,8 @@ COINCIDING = 0.01  # runs whose losses differ by at most this part of their rang
 DASHES = ("solid", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1, 1, 1)))
 """Line styles of the first runs, and of those that get the same colours again."""
 LINE, BROAD, BROADEST = 1.5, 2.8, 5.6  # width of a line; added for each later run that coincides with it; in all
-PANELS_IN, LEFT_IN, LINE_IN = 6.2, 0.75, 0.22  # height of all panels; margin at the left; height of a line of text
-LEGEND_CHARACTERS = 120  # in a line of the legend
+PANELS_IN = 6.2  # height of all panels
+LOSS_UNIT, NO_UNIT = "nats per token", "(no unit)"
 UNITS = (("s", 1.0), ("minutes", 60.0), ("hours", 3600.0), ("days", 86400.0))
 
 
@@ -47,43 +48,36 @@ class Look:
     pale: bool
 
 
-def draw(runs: Sequence[Curves], x: str | None = None) -> Figure:
+def draw(runs: Sequence[Curves], x: str | None = None, config: str = "", width_in: float | None = None) -> Figure:
     """Draw the runs into one figure.
 
     Args:
         runs: at least one, each with at least one row.
         x: the horizontal axis, one of X_AXES; None: the loss over each of them, the other metrics over steps.
+        config: what was run on what, in a line.
+        width_in: of the figure, in inches; None: of its panels.
     """
     pairs = coinciding(runs)
-    names, caption = [literal(run.name + run.state) for run in runs], _caption(runs, pairs)
-    columns = max(1, min(len(names), LEGEND_CHARACTERS // (8 + max(map(len, names)))))
-    top, bottom = 0.35 + LINE_IN * math.ceil(len(names) / columns), 0.6 + LINE_IN * len(caption)
-    width, height = 13.0 if x is None else 10.0, PANELS_IN + top + bottom
-    figure = Figure(figsize=(width, height), dpi=110)
+    names, notes = [literal(run.name + run.state) for run in runs], _caption(runs, pairs)
+    width_in = width_in or (13.0 if x is None else 10.0)
+    figure = Figure(figsize=(width_in, PANELS_IN), dpi=110, layout="constrained")
     axes = figure.subplot_mosaic(
         [[*X_AXES], ["rate", "norm", "speed"]] if x is None else [[x] * 3, [0, 1, 2]],
         height_ratios=[1, 1] if x is None else [3, 2],
-        gridspec_kw={
-            "left": LEFT_IN / width, "right": 1 - 0.25 / width, "bottom": bottom / height, "top": 1 - top / height,
-            "wspace": 0.22, "hspace": 0.38,
-        },
-    )  # fmt: skip
+    )
     panels = list(axes.values())
     looks = looks_of(runs, pairs)
     apart = [replace(look, width=LINE) for look in looks]  # times differ, also of runs with the same losses
     for panel, over in zip(panels, X_AXES if x is None else [x]):
         draw_loss(panel, runs, apart if over == "time" else looks, over)
     over, same = x or "steps", apart if x == "time" else looks
-    _metric(panels[-3], runs, same, over, "learning_rate", "learning rate")
-    _metric(panels[-2], runs, same, over, "grad_norm", "gradient norm, before clipping")
-    _metric(panels[-1], runs, apart, over, "tokens_per_s", "tokens/s")
+    _metric(panels[-3], runs, same, over, "learning_rate", "learning rate", NO_UNIT)
+    _metric(panels[-2], runs, same, over, "grad_norm", "gradient norm, before clipping", NO_UNIT)
+    _metric(panels[-1], runs, apart, over, "tokens_per_s", "speed, all ranks", "tokens/s")
     lines = [Line2D([], [], color=look.colour, ls=look.dashes, lw=look.width) for look in looks]
-    figure.legend(
-        lines, names, loc="upper left", bbox_to_anchor=(LEFT_IN / width, 1), ncols=columns, frameon=False,
-        fontsize=10, borderaxespad=0.3, borderpad=0.0,
-    )  # fmt: skip
-    figure.text(LEFT_IN / width, 0.1 / height, "\n".join(caption), fontsize=8, color=TEXT_GREY, va="bottom")
-    return figure
+    legend_above(figure, lines, names)
+    title = runs[0].name if len(runs) == 1 else counted(len(runs), "run")
+    return framed(figure, f"Training of {title}", config, notes)
 
 
 def looks_of(runs: Sequence[Curves], pairs: Sequence[tuple[int, int, float, int]]) -> list[Look]:
@@ -139,7 +133,7 @@ def draw_loss(axes: Axes, runs: Sequence[Curves], looks: Sequence[Look], over: s
 
     Returns the unit of the horizontal axis: a number of seconds if it is time, else 1.
     """
-    scale = _axis(axes, runs, over, "loss")
+    scale = _axis(axes, runs, over, "loss", LOSS_UNIT)
     shown: list[Values] = []
     for run, look in zip(runs, looks):
         x, train, validation = x_of(run, over) / scale, _column(run, "train_loss"), _column(run, "val_loss")
@@ -150,7 +144,8 @@ def draw_loss(axes: Axes, runs: Sequence[Curves], looks: Sequence[Look], over: s
             ls=(0, (2, 1.5)), lw=1.0, ms=5, mec="white", mew=0.8, zorder=4,
         )  # fmt: skip
         steps = _column(run, "step")
-        for marker, at in (("x", run.skipped), ("^", run.resumed)):
+        marks = [(marker, at) for marker, at in (("x", run.skipped), ("^", run.resumed)) if at]
+        for marker, at in marks:  # one without points would have its place in the corner of the figure
             where = np.interp(at, steps, x)
             axes.plot(
                 where, np.full(len(at), 0.02), marker, color=look.colour, ms=5, zorder=5, clip_on=False,
@@ -161,8 +156,10 @@ def draw_loss(axes: Axes, runs: Sequence[Curves], looks: Sequence[Look], over: s
     return scale
 
 
-def _metric(axes: Axes, runs: Sequence[Curves], looks: Sequence[Look], over: str, column: str, title: str) -> None:
-    scale = _axis(axes, runs, over, title)
+def _metric(
+    axes: Axes, runs: Sequence[Curves], looks: Sequence[Look], over: str, column: str, title: str, unit: str
+) -> None:
+    scale = _axis(axes, runs, over, title, unit)
     speed, shown = column == "tokens_per_s", []
     whole: list[Values] = []
     for run, look in zip(runs, looks):
@@ -197,12 +194,16 @@ def curve(axes: Axes, x: Values, values: Values, look: Look) -> Values:
     return smoothed
 
 
-def _axis(axes: Axes, runs: Sequence[Curves], over: str, title: str) -> float:
-    """Label the axes. Returns the unit of the horizontal axis: a number of seconds if it is time, else 1."""
+def _axis(axes: Axes, runs: Sequence[Curves], over: str, title: str, vertical: str) -> float:
+    """Label the axes; `vertical`: the unit of the vertical one.
+
+    Returns the unit of the horizontal axis: a number of seconds if it is time, else 1.
+    """
     longest = max(np.nanmax(np.append(x_of(run, over), 0.0)) for run in runs) or 1.0
     unit, scale = next((one for one in reversed(UNITS) if longest >= 2 * one[1]), UNITS[0])
     axes.set_xlim(0, 1.01 * longest / (scale if over == "time" else 1.0))
     axes.set_title(title, fontsize=10, fontweight="bold", loc="left")
+    axes.set_ylabel(vertical, fontsize=9)
     plain(axes)
     if over == "time":
         axes.set_xlabel(f"training time ({unit})", fontsize=9)
@@ -240,8 +241,7 @@ def _caption(runs: Sequence[Curves], pairs: Sequence[tuple[int, int, float, int]
     parts += ["x: loss not finite, step skipped"] if any(run.skipped for run in runs) else []
     parts += ["triangles: resumed from a checkpoint"] if any(run.resumed for run in runs) else []
     alike = [
-        f"{literal(runs[j].name)} has the losses of {literal(runs[i].name)} (broad line): "
-        f"in {steps:,} rows at most {most:.1e} apart"
+        f"{runs[j].name} has the losses of {runs[i].name} (broad line): in {steps:,} rows at most {most:.1e} apart"
         for i, j, most, steps in pairs[:3]
     ]
     return ["; ".join(parts), *alike]

@@ -17,8 +17,9 @@ from codescent.planner.beside import MEMORY, ComparedPart, errs_most, memory, me
 from codescent.planner.measured import MeasuredStep
 from codescent.report.bars import MOST_BARS, bars_figure, bytes_axis, seconds_axis, shortened
 from codescent.report.content import NO_CELL, Cell, Column, Item, Picture, Table, Words
+from codescent.report.frame import legend_above
 from codescent.report.run_tables import number, seconds, size
-from codescent.report.style import BLUE, SKY, TEXT_GREY
+from codescent.report.style import BLUE, PICTURE_IN, SKY, TEXT_GREY
 from codescent.report.summary import Summary
 from codescent.study.result import Study
 
@@ -208,10 +209,10 @@ def _bars(name: str, title: str, found: Sequence[PredictedRun], *, is_memory: bo
     if len(shown) < len(rows):
         caption += f" The first {len(shown)} of {len(rows)}."
 
-    def draw() -> Figure:
+    def draw(width_in: float = PICTURE_IN[0]) -> Figure:
         from matplotlib.figure import Figure
 
-        figure, axes = bars_figure([row.name for row in shown], Figure)
+        figure, axes = bars_figure([row.name for row in shown], Figure, width_in)
         longest = max(max(row.one.predicted, row.one.measured or 0.0) for row in shown)
         scale, unit = (bytes_axis if is_memory else seconds_axis)(longest)
         places = range(len(shown))
@@ -225,8 +226,7 @@ def _bars(name: str, title: str, found: Sequence[PredictedRun], *, is_memory: bo
                 axes.plot(ends, [at - 0.19] * 2, "|-", color=TEXT_GREY, lw=1.2, ms=6)
         axes.set_xlim(left=0)
         axes.set_xlabel(unit, fontsize=9)
-        handles, labels = axes.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper left", ncols=2, fontsize=8, frameon=False, handlelength=1.0)
+        legend_above(figure, *axes.get_legend_handles_labels())
         return figure
 
     return Picture(name, title, caption, draw)

@@ -5,18 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from textwrap import wrap
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from codescent.report.curves import DASHES, LEFT_IN, LINE, LINE_IN, limits
+from codescent.report.curves import DASHES, LINE, limits
+from codescent.report.frame import framed, legend_above
 from codescent.report.style import PALETTE, literal, plain
 
-WIDTH_IN, PANEL_IN = 10.0, 4.2
-LEGEND_CHARACTERS = 118
-"""In a line of the legend."""
+WIDTH_IN, PANEL_IN = 10.0, 4.6
+MOST_NAMED = 4
+"""Configs that the line below the title names; the legend names all."""
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,13 @@ class RateCurve:
     rates: Sequence[float]
 
 
-def draw_rates(curves: Sequence[RateCurve]) -> Figure:
+def draw_rates(curves: Sequence[RateCurve], width_in: float = WIDTH_IN) -> Figure:
     """Draw at least one curve. The axis is logarithmic if the peaks differ by a factor of ten."""
-    names = ["\n".join(wrap(_said(curve), LEGEND_CHARACTERS)) for curve in curves]
-    top, bottom = 0.45 + LINE_IN * sum(1 + name.count("\n") for name in names), 0.6
-    height = PANEL_IN + top + bottom
-    figure = Figure(figsize=(WIDTH_IN, height), dpi=110)
+    figure = Figure(figsize=(width_in, PANEL_IN), dpi=110, layout="constrained")
     axes = figure.subplots()
-    figure.subplots_adjust(LEFT_IN / WIDTH_IN, bottom / height, 1 - 0.25 / WIDTH_IN, 1 - top / height)
-    for number, (curve, name) in enumerate(zip(curves, names, strict=True)):
+    for number, curve in enumerate(curves):
         axes.plot(
-            curve.steps, curve.rates, label=literal(name), color=PALETTE[number % len(PALETTE)],
+            curve.steps, curve.rates, label=literal(_said(curve)), color=PALETTE[number % len(PALETTE)],
             ls=DASHES[number // len(PALETTE) % len(DASHES)], lw=LINE, marker="o" if len(curve.steps) < 3 else "",
         )  # fmt: skip
     longest, peaks = max(curve.num_steps for curve in curves), np.array([max(curve.rates) for curve in curves])
@@ -56,16 +52,15 @@ def draw_rates(curves: Sequence[RateCurve]) -> Figure:
     limits(axes, [np.concatenate([peaks / 3, peaks])], from_zero=True)
     if axes.get_yscale() == "log":
         axes.set_ylim(bottom=peaks.min() / 100)
-    axes.set_title("learning rate", fontsize=10, fontweight="bold", loc="left")
+    axes.set_ylabel("learning rate (no unit)", fontsize=9)
     axes.set_xlabel("step", fontsize=9)
     if longest >= 10_000:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     plain(axes)
-    figure.legend(
-        loc="upper left", bbox_to_anchor=(LEFT_IN / WIDTH_IN, 1), frameon=False, fontsize=9, borderaxespad=0.3,
-        borderpad=0.0,
-    )  # fmt: skip
-    return figure
+    legend_above(figure, *axes.get_legend_handles_labels())
+    names = " / ".join(dict.fromkeys(curve.name for curve in curves[:MOST_NAMED]))
+    more = f" / and {len(curves) - MOST_NAMED} more" if len(curves) > MOST_NAMED else ""
+    return framed(figure, "Learning rate of each step", f"computed from the config, without a run: {names}{more}")
 
 
 def _said(curve: RateCurve) -> str:

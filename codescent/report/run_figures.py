@@ -12,6 +12,7 @@ import numpy as np
 from codescent.plan import RECEIVES, SENDS, Verb
 from codescent.report.bars import MOST_BARS, bars_figure, bytes_axis, shortened, stacked
 from codescent.report.content import Picture, Timeline
+from codescent.report.frame import legend_above
 from codescent.report.style import (
     COLLECTIVE,
     COLOURS,
@@ -32,6 +33,7 @@ from codescent.results import PARTS as PART_NAMES
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
 MOST_CURVES = 8
 """Runs with a colour and a name in a figure of losses. Of more, some have one, and the others are grey."""
@@ -92,13 +94,13 @@ def _losses(summaries: Sequence[Summary], over: str, title: str) -> Picture:
     if len(some) < len(summaries):
         caption += f" Coloured: the lowest and the highest of {len(summaries)} runs; the others are grey."
 
-    def draw() -> Figure:
+    def draw(width_in: float = PICTURE_IN[0]) -> Figure:
         from matplotlib.figure import Figure
         from matplotlib.lines import Line2D
 
         from codescent.report import curves as drawn
 
-        figure = Figure(figsize=PICTURE_IN, dpi=110, layout="constrained")
+        figure = Figure(figsize=(width_in, PICTURE_IN[1]), dpi=110, layout="constrained")
         axes = figure.add_subplot()
         runs = [summaries[i].curves for i in some]
         looks = drawn.looks_of(runs, [] if over == "time" else drawn.coinciding(runs))
@@ -108,9 +110,9 @@ def _losses(summaries: Sequence[Summary], over: str, title: str) -> Picture:
             at = drawn.thinned(y, GREY_POINTS)
             axes.plot(x[at] / scale, y[at], color=TEXT_GREY, alpha=0.35, lw=0.7, zorder=1)
         axes.set_title("", loc="left")
-        axes.set_ylabel("loss (nats per token)", fontsize=9)
+        axes.set_ylabel(f"loss ({drawn.LOSS_UNIT})", fontsize=9)
         lines = [Line2D([], [], color=look.colour, ls=look.dashes, lw=min(look.width, 4.0)) for look in looks]
-        axes.legend(lines, [literal(shortened(run.name)) for run in runs], fontsize=7.5, frameon=False)
+        legend_above(figure, lines, [literal(run.name) for run in runs])
         return figure
 
     return Picture(f"loss_{over}", title, caption, draw)
@@ -134,10 +136,10 @@ def _memory(summaries: Sequence[Summary]) -> Picture:
     if len(shown) < len(summaries):
         caption += f" The first {MOST_BARS} of {len(summaries)} runs."
 
-    def draw() -> Figure:
+    def draw(width_in: float = PICTURE_IN[0]) -> Figure:
         from matplotlib.figure import Figure
 
-        figure, axes = bars_figure([one.name for one in shown], Figure)
+        figure, axes = bars_figure([one.name for one in shown], Figure, width_in)
         largest = max(max(one.memory_bytes) for one in shown)
         scale, unit = bytes_axis(largest)
         for row, one in enumerate(shown):
@@ -155,13 +157,13 @@ def _memory(summaries: Sequence[Summary]) -> Picture:
 def step_picture(timeline: Timeline, name: str) -> Picture:
     """The timelines of a step below each other, on one time axis: computed above measured."""
 
-    def draw() -> Figure:
+    def draw(width_in: float = 2 * PICTURE_IN[0]) -> Figure:
         from matplotlib.figure import Figure
 
         walks = timeline.walks
         heights = [max(1, len(walk.ranks)) for walk in walks]
         figure = Figure(
-            figsize=(2 * PICTURE_IN[0], 1.5 + 0.27 * sum(heights) + 0.45 * len(walks)), dpi=110, layout="constrained"
+            figsize=(width_in, 1.2 + 0.27 * sum(heights) + 0.45 * len(walks)), dpi=110, layout="constrained"
         )
         panels = figure.subplots(len(walks), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
         longest = max(walk.step_s for walk in walks)
@@ -170,13 +172,12 @@ def step_picture(timeline: Timeline, name: str) -> Picture:
             _draw_walk(axes, walk, scale)
             axes.set_xlim(0, longest * scale)
         panels[-1].set_xlabel(f"{unit} from the begin of the step", fontsize=9)
-        figure.legend(
-            handles=_walk_legend(walks), loc="outside upper left", ncols=8, fontsize=8, frameon=False, handlelength=1.0
-        )
+        patches = _walk_legend(walks)
+        legend_above(figure, patches, [str(patch.get_label()) for patch in patches])
         return figure
 
     caption = " ".join([*(walk.source for walk in timeline.walks), timeline.caption]).strip()
-    return Picture(name, f"One step of {timeline.run}", caption, draw)
+    return Picture(name, f"One step of {timeline.run}", caption, draw, timeline.config)
 
 
 def kind_colour(kind: str) -> str:
@@ -221,8 +222,8 @@ def _draw_walk(axes: Axes, walk: StepTimeline, scale: float) -> None:
                 axes.text(middle, row, str(box.number), ha="center", va="center", fontsize=6.5, color="white")
 
 
-def _walk_legend(walks: Sequence[StepTimeline]) -> list[object]:
+def _walk_legend(walks: Sequence[StepTimeline]) -> list[Patch]:
     from matplotlib.patches import Patch
 
-    patches: list[object] = [Patch(color=kind_colour(kind), label=name) for name, kind in legend(walks).items()]
+    patches = [Patch(color=kind_colour(kind), label=name) for name, kind in legend(walks).items()]
     return [*patches, Patch(facecolor=WAITING, edgecolor=LINE_GREY, label=IDLE)]

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from codescent.base.amounts import of_share
 from codescent.base.counted import counted
-from codescent.report import corpora, findings, predicted, run_figures, run_tables, study_figures, study_tables
+from codescent.report import corpora, findings, predicted, ran, run_figures, run_tables, study_figures, study_tables
 from codescent.report.content import Item, Listing, Picture, Report, ReportSection, Timeline, Words
 from codescent.report.slow import SLOW
 from codescent.report.summary import Summary, summaries
@@ -49,13 +50,20 @@ def report(runs: Sequence[Run], study: Study | None = None) -> Report:
     first = [picture for picture in pictures if picture.name in study_figures.FIRST]
     others = [picture for picture in pictures if picture not in first]
     answers = findings.answers(known) if study is None else study_tables.answers(study, known)
+    config = ran.of_runs(known) if study is None else ran.of_study(study)
     return Report(
         title,
         list(_about(known, study)),
         [answer for answer in answers if answer.sentences],
-        [section for section in _sections(known, study, others) if section.items],
-        first,
+        [_told(section, config) for section in _sections(known, study, others) if section.items],
+        [replace(picture, config=config) for picture in first],
     )
+
+
+def _told(section: ReportSection, config: str) -> ReportSection:
+    """The section whose figures say what was run."""
+    items = [replace(item, config=config) if isinstance(item, Picture) else item for item in section.items]
+    return replace(section, items=items)
 
 
 def _about(known: Sequence[Summary], study: Study | None) -> Iterator[str]:
@@ -146,7 +154,7 @@ def _timeline(one: Summary) -> Timeline | None:
     if plan.mesh.pp > 1 and compute_s > 0:
         walks.insert(0, computed(plan, compute_s))
     ending = f" The first {MOST_RANKS} of {len(ranks)} ranks are shown." if len(ranks) > MOST_RANKS else ""
-    return Timeline(one.name, walks, f"{why}{ending}".strip())
+    return Timeline(one.name, walks, f"{why}{ending}".strip(), ran.of_runs([one]))
 
 
 def _first(walk: StepTimeline) -> StepTimeline:

@@ -10,10 +10,21 @@ from typing import TYPE_CHECKING, Any
 from codescent.cost.lengths import InstructionCollectives, Lengths
 from codescent.cost.simulate import Simulation, Span
 from codescent.plan import Instruction, Verb
-from codescent.report.style import COLLECTIVE, COLOURS, SKY, TEXT_GREY, WAITING, picture_bytes
+from codescent.report.frame import (
+    EDGE_IN,
+    LEGEND_SIZE,
+    FrameText,
+    height_of,
+    legend_labels,
+    small_block,
+    title_block,
+    write,
+)
+from codescent.report.style import COLLECTIVE, COLOURS, SKY, WAITING, picture_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
 LANES = {"collectives": COLLECTIVE, "messages": SKY}
@@ -22,6 +33,7 @@ LANES = {"collectives": COLLECTIVE, "messages": SKY}
 UNIT_IN = 0.3
 """Width of a unit. It is the same in every picture, so that two pictures compare, unless the step is too long."""
 BOX_IN, ROW_IN, LANE_IN, MARGIN_IN, NARROWEST_IN, WIDEST_IN = 0.34, 0.4, 0.13, 0.8, 9.0, 46.0
+LEGEND_ROW_IN, AXIS_IN = 0.22, 0.5  # a row of the legend; ticks, numbers and name of the axis
 DIGIT_IN = 0.075  # width of a digit; if the boxes are narrower than two thirds of their numbers, numbers are left out
 
 Slices = Sequence[tuple[int, float, float]]
@@ -74,40 +86,53 @@ def picture(
     suffix: str,
     said: str = "",
     widest_in: float = WIDEST_IN,
+    config: str = "",
 ) -> bytes:
     """A picture with a row for each stage and time to the right. Boxes that are wide enough show micro-batch numbers.
 
     Below a row are the stage's collectives that overlap with computing, and the messages that it sends. Collectives for
     which the stage waits are boxes of its row. `suffix` is one of `picture.PICTURES`. `said`: the line below the title,
-    if it is not `measured`. `widest_in`: most inches of the axis.
+    if it is not `measured`. `widest_in`: most inches of the axis. `config`: what is simulated, in a line.
     """
+    figure, drawn = sheet(simulation, title, given, said or measured(simulation), widest_in, config)
+    spans = [span for span in simulation.timeline if span.end_s > span.start_s]
+    _boxes(drawn, spans)
+    _lanes(drawn, communication(simulation, given.exchanges))
+    return picture_bytes(figure, suffix)
+
+
+def sheet(
+    simulation: Simulation, title: str, given: Lengths, said: str, widest_in: float, config: str
+) -> tuple[Figure, Sheet]:
+    """The figure without its boxes. What is written above and below the rows is wrapped to its width."""
     from matplotlib.figure import Figure
 
     spans = [span for span in simulation.timeline if span.end_s > span.start_s]
     lanes = communication(simulation, given.exchanges)
     unit_in = min(UNIT_IN, widest_in / max(simulation.makespan_s, 1e-9))
     wide, row_in = max(simulation.makespan_s * unit_in, NARROWEST_IN), ROW_IN + len(lanes) * LANE_IN
-    high = len(simulation.stages) * row_in
-    width, height = wide + 2 * MARGIN_IN, high + 2.2
+    width, high = wide + 2 * MARGIN_IN, len(simulation.stages) * row_in
+    numbered = _numbered(spans, unit_in)
+    handles = _legend(spans, lanes)
+    labels, columns = legend_labels([str(patch.get_label()) for patch in handles], wide)
+    above = [title_block(title), *([small_block(config)] if config else []), FrameText(said, 9.0)]
+    numbers = "numbers are micro-batches; " if numbered else ""
+    below = [small_block(f"1 unit: {given.unit}"), small_block(f"{numbers}right: {_held(simulation)}")]
+    legend_in = LEGEND_ROW_IN * -(-len(labels) // columns)
+    room_in = wide + MARGIN_IN - EDGE_IN
+    top_in, bottom_in = legend_in + height_of(above, room_in) + EDGE_IN, AXIS_IN + height_of(below, room_in)
+    height = high + top_in + bottom_in
     figure = Figure(figsize=(width, height), dpi=110)
-    axes = figure.add_axes((MARGIN_IN / width, 1.1 / height, wide / width, high / height))
-    sheet = Sheet(axes, row_in, _numbered(spans, unit_in))
-    _frame(sheet, simulation, wide / unit_in)
-    _boxes(sheet, spans)
-    _lanes(sheet, lanes)
+    axes = figure.add_axes((MARGIN_IN / width, bottom_in / height, wide / width, high / height))
     axes.legend(
-        handles=_legend(spans, lanes), loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=9, frameon=False, fontsize=8,
-        borderaxespad=0.2, borderpad=0.0, handlelength=1.2, handleheight=1.0,
+        handles, labels, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=columns, frameon=False,
+        fontsize=LEGEND_SIZE, borderaxespad=0.2, borderpad=0.0, handlelength=1.2, handleheight=1.0,
     )  # fmt: skip
-    numbers = "numbers are micro-batches; " if sheet.numbered else ""
-    for inches, text, style in (
-        (height - 0.3, title, {"fontsize": 12, "fontweight": "bold"}),
-        (height - 0.6, said or measured(simulation), {"fontsize": 9}),
-        (0.42, f"1 unit: {given.unit}", {"fontsize": 8, "color": TEXT_GREY}),
-        (0.2, f"{numbers}right: {_held(simulation)}", {"fontsize": 8, "color": TEXT_GREY}),
-    ):
-        figure.text(MARGIN_IN / width, inches / height, text, va="center", **style)
-    return picture_bytes(figure, suffix)
+    write(figure, above, MARGIN_IN, EDGE_IN)
+    write(figure, below, MARGIN_IN, top_in + high + AXIS_IN)
+    drawn = Sheet(axes, row_in, numbered)
+    _frame(drawn, simulation, wide / unit_in)
+    return figure, drawn
 
 
 def _numbered(spans: Sequence[Span], unit_in: float) -> bool:

@@ -3,14 +3,15 @@ Does not evaluate anything. A point without a number is a gap with a mark, and t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from codescent.report.bars import MOST_BARS, bars_figure, seconds_axis, stacked
 from codescent.report.content import Picture
+from codescent.report.frame import legend_above
 from codescent.report.style import BLACK, PALETTE, PICTURE_IN, TEXT_GREY, literal, plain
 from codescent.results import Interval
 from codescent.study.points import axes_named, values_of
@@ -22,10 +23,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MARKERS = "osD^vPX"
+MOST_REASONS, MOST_NAMED = 6, 3
+"""Reasons for crosses that a caption has, and points of each that it names."""
 MOST_LINEAR = 16
 """A horizontal axis is logarithmic if the most workers are more than so many times the fewest."""
 COMPUTE = "_compute"
 """How the names of figures about computation alone end."""
+IN_ALL, ALONE = "in all", "forward and backward alone"
+"""How the titles of the two kinds of figures end."""
+STATE_SIZE = 6.5
+"""Points of the text beside a cross."""
 
 
 Predicted = Callable[[PredictedPoint], float | None]
@@ -79,18 +86,13 @@ def pictures(study: Study) -> Iterator[Picture]:
 def _quantities(study: Study) -> Iterator[Quantity]:
     def both(
         name: str, title: str, axis: str, of: Callable[[Point], PointQuantity], predicted: Predicted, alone: Predicted,
-        **more: object,
+        **more: Any,
     ) -> Iterator[Quantity]:  # fmt: skip
-        yield Quantity(name, f"{title}, in all", axis, lambda point: of(point).total, predicted, **more)  # type: ignore[arg-type]
-        yield Quantity(
-            name + COMPUTE,
-            f"{title}, compute only",
-            axis,
-            lambda point: of(point).compute,
-            alone,
-            **more,  # type: ignore[arg-type]
-        )
+        yield Quantity(name, f"{title}, {IN_ALL}", axis, lambda point: of(point).total, predicted, **more)
+        title, axis = f"{title}, {ALONE}", f"{axis}\n({ALONE})"
+        yield Quantity(name + COMPUTE, title, axis, lambda point: of(point).compute, alone, **more)
 
+    by = f"\n(FLOPs: {study.formula.said})" if study.formula is not None else ""
     times = [found.value for group in study.groups for point in group.points if (found := point.step_s.total)]
     scale, unit = seconds_axis(max(times, default=1.0))
     yield from both(
@@ -126,13 +128,14 @@ def _quantities(study: Study) -> Iterator[Quantity]:
     yield from both(
         "flops",
         "Speed",
-        "GFLOP/s, all ranks",
+        f"GFLOP/s, all ranks{by}",
         lambda point: point.flops_per_s,
         lambda one: one.flops_per_s,
         _nothing,
         scale=1e-9,
     )
-    yield Quantity("mfu", "Use of the devices", "% of the measured peak", lambda point: point.mfu, _nothing, 100.0)
+    peak = f"% of the measured peak{by}"
+    yield Quantity("mfu", "Use of the devices (MFU)", peak, lambda point: point.mfu, _nothing, 100.0)
     yield Quantity("overhead", "Overhead: all but computation", "% of a step", _overhead, _overhead_predicted, 100.0)
 
 
@@ -156,10 +159,10 @@ def _memory(point: Point) -> Interval | None:
 def _over_workers(study: Study, quantity: Quantity) -> Picture:
     """Lines over the number of workers, one for each group."""
 
-    def draw() -> Figure:
+    def draw(width_in: float = PICTURE_IN[0]) -> Figure:
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=PICTURE_IN, dpi=110, layout="constrained")
+        figure = Figure(figsize=(width_in, PICTURE_IN[1]), dpi=110, layout="constrained")
         axes = figure.add_subplot()
         plain(axes)
         workers = sorted({point.workers for group in study.groups for point in group.points if point.workers})
@@ -174,7 +177,7 @@ def _over_workers(study: Study, quantity: Quantity) -> Picture:
         else:
             axes.set_ylim(bottom=0)
         if len(axes.get_legend_handles_labels()[0]) > 1 or study.groups[0].label:
-            axes.legend(fontsize=8, frameon=False)
+            legend_above(figure, *axes.get_legend_handles_labels())
         return figure
 
     return Picture(quantity.name, quantity.title, _caption(study, quantity), draw)
@@ -225,13 +228,21 @@ def _line(axes: Axes, group: Group, quantity: Quantity, number: int) -> None:
         elinewidth=1.0, marker=MARKERS[number % len(MARKERS)], ms=4.5, label=label, zorder=3,
     )  # fmt: skip
     for x, y, point in zip(at, value, points, strict=True):
-        if not np.isfinite(y):  # beside each other, so that several groups that miss a point are seen
-            axes.plot(
-                [x], [0.03 + 0.045 * (number % 8)], "x", color=colour, ms=6, mew=1.6, clip_on=False, zorder=5,
-                transform=axes.get_xaxis_transform(),
-            )  # fmt: skip
+        if not np.isfinite(y):
+            _cross(axes, x, number, colour, _state(point), to_left=x > at[0])
         elif _super_linear(point, quantity):
             axes.plot([x], [y], "*", color=colour, ms=13, mec=BLACK, mew=0.6, zorder=4)
+
+
+def _cross(axes: Axes, x: float, number: int, colour: str, state: str, *, to_left: bool) -> None:
+    """A missing point, with its state. Several groups that miss one have their crosses above each other."""
+    height = 0.03 + 0.045 * (number % 8)
+    across = axes.get_xaxis_transform()
+    axes.plot([x], [height], "x", color=colour, ms=6, mew=1.6, clip_on=False, zorder=5, transform=across)
+    axes.annotate(
+        state, (x, height), (-6 if to_left else 6, 0), xycoords=across, textcoords="offset points", fontsize=STATE_SIZE,
+        color=colour, ha="right" if to_left else "left", va="center", zorder=5,
+    )  # fmt: skip
 
 
 def _predicted_line(axes: Axes, points: Sequence[Point], quantity: Quantity, colour: str, label: str) -> None:
@@ -286,18 +297,34 @@ def _caption(study: Study, quantity: Quantity) -> str:
     if any(point.predicted and quantity.predicted(point.predicted) is not None for point in points):
         band = ", with the band of 8 of 10 such steps" if quantity.name == TIME and grows else ""
         said.append(f"{'Pale lines' if grows else 'Diamonds'}: predicted{band}.")
-    if missing := [point for point in points if quantity.of(point) is None]:
-        reasons = [f"{point.name}: {_why(point)}" for point in missing]
-        more = f"; and {len(reasons) - 6} more" if len(reasons) > 6 else ""
-        said.append(f"Crosses, missing: {'; '.join(reasons[:6])}{more}.")
+    missing: dict[str, list[str]] = {}
+    for point in points:
+        if quantity.of(point) is None:
+            missing.setdefault(_why(point), []).append(point.name)
+    if missing:
+        said.append(f"Crosses, missing: {_reasons(missing)}.")
     return " ".join(said)
+
+
+def _reasons(missing: Mapping[str, Sequence[str]]) -> str:
+    """Why points are missing: each reason once, with the names of its points."""
+    told = [
+        f"{', '.join(names[:MOST_NAMED])}{f' and {len(names) - MOST_NAMED} more' * (len(names) > MOST_NAMED)}: {why}"
+        for why, names in missing.items()
+    ]
+    more = sum(len(names) for names in list(missing.values())[MOST_REASONS:])
+    return "; ".join(told[:MOST_REASONS]) + (f"; and {more} more" if more else "")
 
 
 def _why(point: Point) -> str:
     """Why a point has no number, in a few words."""
-    if point.state is PointState.DONE:
-        return "not measured"
-    return f"{point.state} ({point.why.partition(';')[0].rstrip('.')})" if point.why else str(point.state)
+    why = f" ({point.why.partition(';')[0].rstrip('.')})" if point.why and point.state is not PointState.DONE else ""
+    return f"{_state(point)}{why}"
+
+
+def _state(point: Point) -> str:
+    """Why a point has no number, in a word or two."""
+    return "not measured" if point.state is PointState.DONE else str(point.state)
 
 
 def _over_points(study: Study, quantity: Quantity) -> Picture:
@@ -305,10 +332,10 @@ def _over_points(study: Study, quantity: Quantity) -> Picture:
     points = [point for group in study.groups for point in group.points]
     shown = points[:MOST_BARS]
 
-    def draw() -> Figure:
+    def draw(width_in: float = PICTURE_IN[0]) -> Figure:
         from matplotlib.figure import Figure
 
-        figure, axes = bars_figure(list(map(_name, shown)), Figure)
+        figure, axes = bars_figure(list(map(_name, shown)), Figure, width_in)
         found = [quantity.of(point) for point in shown]
         value = np.array([np.nan if one is None else one.value for one in found]) * quantity.scale
         ends = [[np.nan] * 2 if one is None else [one.value - one.low, one.high - one.value] for one in found]
@@ -316,12 +343,17 @@ def _over_points(study: Study, quantity: Quantity) -> Picture:
         bars = errors if errors.any() else None
         axes.barh(range(len(shown)), np.nan_to_num(value), xerr=bars, color=PALETTE[0], height=0.7, capsize=2.5)
         for row in np.flatnonzero(~np.isfinite(value)):
-            axes.plot([0.012], [row], "x", color=PALETTE[1], transform=axes.get_yaxis_transform(), clip_on=False)
+            along = axes.get_yaxis_transform()
+            axes.plot([0.012], [row], "x", color=PALETTE[1], transform=along, clip_on=False)
+            axes.annotate(
+                _state(shown[row]), (0.012, row), (6, 0), xycoords=along, textcoords="offset points",
+                fontsize=STATE_SIZE, color=PALETTE[1], va="center",
+            )  # fmt: skip
         known = [None if point.predicted is None else quantity.predicted(point.predicted) for point in shown]
         places = [(quantity.scale * value, row) for row, value in enumerate(known) if value is not None]
         if places:
             axes.plot(*zip(*places), "D", color=PALETTE[1], mfc="#FFFFFF", ms=6, mew=1.4, zorder=4)
-        axes.set_xlabel(quantity.axis, fontsize=9)
+        axes.set_xlabel(quantity.axis, fontsize=9, loc="right")  # long names leave the axes narrower than this
         return figure
 
     left_out = f" The first {MOST_BARS} of {len(points)} points." if len(points) > MOST_BARS else ""

@@ -49,10 +49,11 @@ def tables(study: Study) -> Iterator[Table | Words]:
         [[*_whose(point, several), *_times_of(point), *_marks_of(point, marks)] for point in points],
         caption,
     )
+    by = f", FLOPs by {study.formula.said}" if study.formula is not None else ""
     rates = [
         Column("tokens/s", "tokens of a step / median time, all ranks"),
-        Column("GFLOP/s", "all ranks"),
-        Column("mfu", "share of the measured peak"),
+        Column("GFLOP/s", f"all ranks{by}"),
+        Column("mfu", f"share of the measured peak{by}"),
         *(Column(PARTS[name][0], "share of a step") for name in ("communication_s", "bubble_s")),
         Column("memory", "peak, the fullest rank"),
         Column("load", "largest load of the machine per core"),

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from codescent.base.errors import UserError
+from codescent.plan import FlopFormula
+from codescent.plan.line import model_line
 from codescent.results import Run, State, differing
 from codescent.study.evaluate import Taken, evaluated
 from codescent.study.file import config_named
@@ -30,19 +32,22 @@ MACHINE = ("codescent", "torch", "python", "system", "processor", "cores", "memo
 """Facts of environment.json that say on what a study was run."""
 
 
-def open_study(path: Path | str) -> Study:
-    """Evaluate the study in a folder.
+def open_study(path: Path | str, formula: FlopFormula = FlopFormula.ATTENTION) -> Study:
+    """Evaluate the study in a folder. `formula`: by which FLOPs are counted.
 
     Raises UserError: it is no folder of a study, a run folder is damaged, or its runs are of different models.
     """
-    return evaluate_folder(StudyFolder.open(path))[0]
+    return evaluate_folder(StudyFolder.open(path), formula=formula)[0]
 
 
 class StudyRuns:
-    """The runs of a study's folder, which is read once; `again` reads a point whose repeat has just ended."""
+    """The runs of a study's folder, which is read once; `again` reads a point whose repeat has just ended.
 
-    def __init__(self, folder: StudyFolder) -> None:
-        self.folder = folder
+    `formula`: by which FLOPs are counted.
+    """
+
+    def __init__(self, folder: StudyFolder, formula: FlopFormula = FlopFormula.ATTENTION) -> None:
+        self.folder, self.formula = folder, formula
         self.attempts = {spec.name: folder.attempts(spec) for spec in folder.definition.specs}
 
     def again(self, spec: Spec) -> None:
@@ -68,7 +73,7 @@ class StudyRuns:
             attempts = self.attempts[spec.name]
             state, why = self.folder.state(spec, attempts)
             done = [attempt for attempt in attempts if attempt.state is DONE] if state is DONE else []
-            repeats = [_repeat(attempt, definition.warmup, machine) for attempt in done]
+            repeats = [_repeat(attempt, definition.warmup, machine, self.formula) for attempt in done]
             failed = [attempt.why for attempt in attempts if repeats and attempt.state in FAILED]
             workers = growing(definition.kind, spec.axes)
             began = [one.run for one in (*done, *attempts) if one.run is not None]
@@ -79,16 +84,21 @@ class StudyRuns:
 
 
 def evaluate_folder(
-    folder: StudyFolder, baseline: Mapping[str, Any] | None = None
+    folder: StudyFolder, baseline: Mapping[str, Any] | None = None, formula: FlopFormula = FlopFormula.ATTENTION
 ) -> tuple[Study, list[tuple[Taken, list[Attempt]]]]:
-    """Evaluate a study, with another baseline if one is given. Returns also each point with its attempts."""
-    definition, runs = folder.definition, StudyRuns(folder)
+    """Evaluate a study, with another baseline if one is given. Returns also each point with its attempts.
+
+    `formula`: by which FLOPs are counted.
+    """
+    definition, runs = folder.definition, StudyRuns(folder, formula)
     found = runs.points()
     refuse_other_models(runs.done, {key for spec in definition.specs for key in spec.overrides}, definition.name)
     given = definition.baseline if baseline is None else baseline
     taken = [one for one, _ in found]
     study = evaluated(definition.name, definition.kind, given, taken, runs.machine, str(folder.path))
-    return replace(study, warmup=definition.warmup, config=config_named(definition.config)), found
+    models = tuple(dict.fromkeys(model_line(run.plan) for run in runs.done if run.plan is not None))
+    config = config_named(definition.config)
+    return replace(study, warmup=definition.warmup, config=config, models=models, formula=formula), found
 
 
 def refuse_other_models(runs: Sequence[Run], varied: set[str], name: str) -> None:
@@ -105,10 +115,10 @@ def refuse_other_models(runs: Sequence[Run], varied: set[str], name: str) -> Non
         )
 
 
-def _repeat(attempt: Attempt, warmup: int, machine: Mapping[str, Any]) -> Repeat:
+def _repeat(attempt: Attempt, warmup: int, machine: Mapping[str, Any], formula: FlopFormula) -> Repeat:
     """What a done repeat measured; with a note if its run has not ended, or was on another machine than the first."""
     assert attempt.run is not None
-    repeat, notes = repeat_of(attempt.run, attempt.number, warmup, attempt.record), []
+    repeat, notes = repeat_of(attempt.run, attempt.number, warmup, attempt.record, formula), []
     if attempt.run.state is not State.DONE:
         notes.append(f"repeat {attempt.number}: its run has not ended ({attempt.run.state})")
     facts = attempt.run.environment

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from codescent.base.errors import UserError
-from codescent.plan import AXES
+from codescent.cost.flop_formulas import flops_by
+from codescent.plan import AXES, FlopFormula
+from codescent.plan.activations import CPU, CUDA
 from codescent.planner.step_parts import of_busiest_stage
 from codescent.results import PARTS, Run, parts_of_ranks
 
@@ -25,11 +27,12 @@ class Repeat:
     Attributes:
         step_s: median seconds of its steps after the warm-up; of a table: seconds of what it measured.
         tokens: of a step, of all ranks: its work.
-        flops: model FLOPs of a step, of all ranks.
+        flops: of a step, of all ranks.
+        formula: by which they are counted; None: by who wrote the table.
         compute_s: forward and backward passes of a step, mean over ranks.
         parts_s: seconds of each part of `results.PARTS` in a step, mean over ranks; they sum to step_s.
         busiest_s: the same on the ranks of the stage that computes longest; without a pipeline on all ranks.
-        mfu: model FLOPs of a step / (step_s x the measured peak of all ranks).
+        mfu: those FLOPs / (step_s x the measured peak of all ranks).
         memory_bytes: largest peak of a rank.
         load: load of the machine before and after the run, per core.
         others: share of the machine's cores that other programs used meanwhile.
@@ -44,6 +47,7 @@ class Repeat:
     number: int = 1
     tokens: float | None = None
     flops: float | None = None
+    formula: FlopFormula | None = None
     compute_s: float | None = None
     parts_s: Mapping[str, float] = field(default_factory=dict)
     busiest_s: Mapping[str, float] = field(default_factory=dict)
@@ -63,7 +67,13 @@ class Repeat:
         return None if self.mfu is None else self.mfu * self.step_s
 
 
-def repeat_of(run: Run, number: int, warmup: int, record: Mapping[str, Any]) -> Repeat:
+def repeat_of(
+    run: Run,
+    number: int,
+    warmup: int,
+    record: Mapping[str, Any],
+    formula: FlopFormula = FlopFormula.ATTENTION,
+) -> Repeat:
     """What a run measured after its first `warmup` steps.
 
     Args:
@@ -71,8 +81,9 @@ def repeat_of(run: Run, number: int, warmup: int, record: Mapping[str, Any]) -> 
         number: of the repeat, from 1.
         warmup: steps that are left out.
         record: what the study has noted about the run: load, others, wall_s.
+        formula: by which FLOPs are counted.
 
-    Raises UserError: no step after the warm-up, or damaged files.
+    Raises UserError: no step after the warm-up, damaged files, or a formula that needs a plan of this version.
     """
     steps = run.after(warmup, "step_s")
     if not len(steps):
@@ -84,13 +95,15 @@ def repeat_of(run: Run, number: int, warmup: int, record: Mapping[str, Any]) -> 
     whole = sum(parts.values())
     parts = {name: seconds * step_s / whole for name, seconds in parts.items()} if whole else {}
     compute_s = parts["forward_s"] + parts["backward_s"] if parts else _median(run, warmup, "compute_s")
-    speeds, flops, mfu = (run.after(warmup, name) for name in ("tokens_per_s", "flops_per_s", "mfu"))
-    peak_s = (mfu * steps)[np.isfinite(mfu * steps)]
+    speeds, mfu = (run.after(warmup, name) for name in ("tokens_per_s", "mfu"))
+    flops, more = _flops(run, warmup, formula)
+    peak_s = more * (mfu * steps)[np.isfinite(mfu * steps)]
     return Repeat(
         step_s=step_s,
         number=number,
         tokens=float(plan.work.tokens) if plan else float(np.median(speeds * steps)),
-        flops=float(plan.flops().total_flops) if plan else float(np.median(flops * steps)),
+        flops=flops,
+        formula=formula,
         compute_s=compute_s,
         parts_s=parts,
         busiest_s={name: share * step_s for name, share in of_busiest_stage(ranks, plan).items()} if plan else {},
@@ -104,6 +117,19 @@ def repeat_of(run: Run, number: int, warmup: int, record: Mapping[str, Any]) -> 
         notes=(f"{OVERSUBSCRIBED}: {run.crowd[0]} threads on {run.crowd[1]} cores",) if run.crowd else (),
         run=str(run.folder.path),
     )
+
+
+def _flops(run: Run, warmup: int, formula: FlopFormula) -> tuple[float, float]:
+    """FLOPs of a step by a formula, and how many times as many they are as in the metrics of the run."""
+    plan, usual = run.plan, FlopFormula.ATTENTION
+    if plan is None:
+        if formula is not usual:
+            where = f"{run.folder.path}: --formula {formula}"
+            raise UserError(f"{where}: needs a plan of this version; without one the formula must be {usual}")
+        return float(np.median(run.after(warmup, "flops_per_s") * run.after(warmup, "step_s"))), 1.0
+    kernels = CPU if run.environment.get("device", CPU) == CPU else CUDA  # all GPUs have those of CUDA
+    flops = flops_by(formula, plan, kernels)
+    return float(flops), flops / flops_by(usual, plan)
 
 
 def _median(run: Run, warmup: int, column: str) -> float | None:

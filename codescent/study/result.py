@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from codescent.plan import FlopFormula
 from codescent.planner.bands import Band
 from codescent.planner.beside import COMPUTING, ComparedPart
 from codescent.results import Interval
@@ -84,9 +85,9 @@ class Point:
         step_s: seconds of a step, and of its forward and backward passes.
         speed_up: seconds of the baseline / seconds x growth_of_work.
         efficiency: speed-up / growth of the workers.
-        flops_per_s: model FLOPs / seconds, of all ranks.
+        flops_per_s: FLOPs / seconds, of all ranks, by the formula of the study.
         tokens_per_s: of all ranks.
-        mfu: model FLOPs per second / (workers' measured peak).
+        mfu: those FLOPs per second / (workers' measured peak).
         parts_s: each part of `results.PARTS`, by its mean share over ranks and repeats; they sum to the median of
             step_s. Empty: unknown.
         memory_bytes: largest peak memory of a rank; None: unknown.
@@ -179,6 +180,8 @@ class Study:
         unit: of `workers`: "ranks" or "threads".
         warmup: steps that each run leaves out; None: a table that others measured.
         config: base config of its runs, in words; "": a table that others measured.
+        models: of its runs, each in a line; empty: none is done, or a table that others measured.
+        formula: by which FLOPs are counted; None: a table that others measured.
     """
 
     name: str
@@ -190,3 +193,5 @@ class Study:
     unit: str = "ranks"
     warmup: int | None = None
     config: str = ""
+    models: Sequence[str] = ()
+    formula: FlopFormula | None = None

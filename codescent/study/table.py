@@ -49,6 +49,7 @@ MOST_PROBLEMS = 20
 COLUMNS = (
     *("point", "repeat", "state", "why", "run"),
     *MEASURED,
+    "formula",
     *("tokens_per_s", "flops_per_s", "compute_flops_per_s"),
     *PARTS,
     *("predicted_s", "load_before", "load_after", "notes"),
@@ -201,6 +202,7 @@ def _row(repeat: Repeat) -> dict[str, Any]:
         "repeat": repeat.number,
         "run": repeat.run,
         **{name: getattr(repeat, name) for name in MEASURED},
+        "formula": repeat.formula,
         "tokens_per_s": tokens / repeat.step_s if tokens else None,
         "flops_per_s": flops / repeat.step_s if flops else None,
         "compute_flops_per_s": flops / repeat.compute_s if flops and repeat.compute_s else None,

@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 from codescent.base.agreement import together
+from codescent.base.device_kinds import CPU
 from codescent.base.ending import ends_soon
 from codescent.base.errors import UserError
 from codescent.base.output import say
@@ -19,9 +20,11 @@ from codescent.base.progress import ENDED
 from codescent.base.rank import Rank
 from codescent.config.rate_schedules import learning_rate
 from codescent.config.sections import Config
+from codescent.plan.line import line_of
 from codescent.train.assemble import assemble
 from codescent.train.choices import choose
 from codescent.train.execute import Executor
+from codescent.train.machine import describe
 from codescent.train.open import connect, open_data
 from codescent.train.stop import STOPS, StopRequest
 
@@ -44,12 +47,14 @@ class RangeTest:
         losses: the training loss after the step with each rate: that of the next batch.
         ending: why the test ended before its last step; "": it did not.
         exit_code: 0, or 128 + the number of the signal that stopped the test.
+        ran: what was run on what, in a line.
     """
 
     rates: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     ending: str = ""
     exit_code: int = 0
+    ran: str = ""
 
     def diverged(self) -> bool:
         """Whether the last losses are far above the lowest ones."""
@@ -77,6 +82,8 @@ def range_test(config: Config, this_rank: Rank) -> RangeTest:
             ends_soon(this_rank.world_size),
         ):
             found = _walk(trainer.executor, config, plan.scale_ranks, shown=world.is_first)
+            facts = describe(world.device, 1, 1)
+            found.ran = f"{line_of(plan)}; on {facts['processor' if world.device.type == CPU else 'device']}"
             if found.ending == STOPPED:
                 received = next(filter(None, together(UserError, stop.received)))
                 found.exit_code = received["exit_code"]

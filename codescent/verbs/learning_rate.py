@@ -16,6 +16,7 @@ from codescent.base.output import say, warn
 from codescent.base.published import in_words
 from codescent.base.writing import make_parents
 from codescent.config.sections import Optimizer
+from codescent.report.frame import framed, legend_above
 from codescent.report.style import BLACK, PALETTE, no_matplotlib, picture_bytes, plain
 
 if TYPE_CHECKING:
@@ -127,8 +128,8 @@ def draw(test: RangeTest, found: Suggestion | None, optimizer: Optimizer) -> Fig
     """Draw the losses over the learning rate, and the suggested rates as vertical lines."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8.0, 4.6), dpi=110)
-    axes = figure.add_axes((0.09, 0.13, 0.88, 0.76))
+    figure = Figure(figsize=(8.0, 4.6), dpi=110, layout="constrained")
+    axes = figure.add_subplot()
     axes.plot(test.rates, test.losses, color=PALETTE[0], alpha=0.3, lw=1.0)
     means = smoothed(test.losses)
     axes.plot(test.rates, means, color=PALETTE[0], lw=1.8, label=f"training loss, mean of {2 * HALF + 1} steps")
@@ -137,11 +138,10 @@ def draw(test: RangeTest, found: Suggestion | None, optimizer: Optimizer) -> Fig
         axes.axvline(found.tenth, color=PALETTE[2], ls="--", label=f"a tenth of the lowest: {rounded(found.tenth)}")
     axes.axvline(optimizer.learning_rate, color=BLACK, ls=":", label=f"config: {rounded(optimizer.learning_rate)}")
     axes.set_xscale("log")
-    axes.set_xlabel("learning rate", fontsize=9)
-    axes.set_ylabel("loss", fontsize=9)
+    axes.set_xlabel("learning rate (no unit)", fontsize=9)
+    axes.set_ylabel("loss (nats per token)", fontsize=9)
     low, first = min(means, default=0.0), fmean(test.losses[:FIRST]) if test.losses else 1.0
     axes.set_ylim(low - 0.1 * (first - low or 1.0), first + 0.6 * (first - low or 1.0))
     plain(axes)
-    axes.legend(frameon=False, fontsize=8, loc="lower left")
-    axes.set_title(f"Learning-rate range test, {optimizer.kind}", fontsize=10, fontweight="bold", loc="left")
-    return figure
+    legend_above(figure, *axes.get_legend_handles_labels())
+    return framed(figure, f"Learning-rate range test, {optimizer.kind}", test.ran)

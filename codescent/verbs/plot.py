@@ -15,7 +15,9 @@ from codescent.base.errors import UserError
 from codescent.base.output import say, warn
 from codescent.base.published import in_words
 from codescent.report.metrics import Curves, of_run
+from codescent.report.ran import of_runs
 from codescent.report.style import PICTURES, no_matplotlib, picture_bytes
+from codescent.report.summary import Summary
 from codescent.results import Run, open_runs
 from codescent.verbs.learning_rate import FILES
 from codescent.verbs.picture import may_replace, no_file
@@ -81,7 +83,8 @@ def _draw_runs(arguments: Namespace) -> tuple[Figure, str]:
 
     from codescent.report.curves import draw
 
-    return draw(curves, arguments.x), counted(len(curves), "run")
+    config = of_runs([Summary(run, run.name) for run in runs if run.steps])
+    return draw(curves, arguments.x, config), counted(len(curves), "run")
 
 
 def refusals(path: Path) -> Iterator[str]:

@@ -13,7 +13,9 @@ from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.base.output import say, warn
 from codescent.base.published import in_words
+from codescent.plan import FlopFormula
 from codescent.report.content import Picture, Report, Timeline
+from codescent.report.frame import standing
 from codescent.report.markdown import MARK as MARKDOWN_MARK
 from codescent.report.markdown import markdown
 from codescent.report.page import MARK, page
@@ -47,7 +49,7 @@ def main(arguments: Namespace) -> int:
     runs: list[Run] = []
     study: Study | None = None
     try:
-        runs, study = opened(arguments.runs)
+        runs, study = opened(arguments.runs, arguments.formula)
     except UserError as error:
         problems += error.problems
     if problems:
@@ -77,6 +79,7 @@ def _profile(arguments: Namespace) -> int:
         "--out": arguments.out,
         "--figures": arguments.figures,
         "--format": arguments.format,
+        "--formula": arguments.formula,
     }
     given["--markdown"] = arguments.markdown
     if found := [name for name, value in given.items() if value]:
@@ -86,15 +89,25 @@ def _profile(arguments: Namespace) -> int:
     return print_profile(arguments)
 
 
-def opened(paths: Sequence[Path]) -> tuple[list[Run], Study | None]:
-    """The runs of folders, or a study with its runs. Raises UserError with the problems of all folders."""
+def opened(paths: Sequence[Path], formula: str | None = None) -> tuple[list[Run], Study | None]:
+    """The runs of folders, or a study with its runs. Raises UserError with the problems of all folders.
+
+    `formula`: by which FLOPs of a study are counted; None: the usual one.
+    """
     paths = [path for path in paths if not path.name.endswith(FILES)]  # `runs/*` has such files, too
     studies = [path for path in paths if (path / DEFINITION).is_file()]
     if not studies:
-        return open_runs(paths), None
+        if formula is None:
+            return open_runs(paths), None
+        problem = f"--formula: is for the folder of a study; speeds of runs are by {FlopFormula.ATTENTION}"
+        try:
+            open_runs(paths)
+        except UserError as error:
+            raise UserError(problem, *error.problems) from error
+        raise UserError(problem)
     if len(paths) > 1:
         raise UserError(f"{studies[0]}: is the folder of a study; give a report one study, or runs")
-    study = open_study(studies[0])
+    study = open_study(studies[0], FlopFormula(formula or FlopFormula.ATTENTION))
     return open_runs(run for group in study.groups for point in group.points for run in point.runs), study
 
 
@@ -131,7 +144,7 @@ def write_figures(found: Report, folder: Path, suffix: str, out: Path | None) ->
         folder.mkdir(exist_ok=True)  # a link is the user's own word
         for picture in pictures:
             metadata = {"Software": MARK} if suffix == "png" else {"Title": MARK}
-            replace_file(files[picture.name], picture_bytes(picture.draw(), f".{suffix}", metadata))
+            replace_file(files[picture.name], picture_bytes(standing(picture), f".{suffix}", metadata))
     except OSError as error:
         raise UserError(f"--figures {folder}: cannot be written: {in_words(error)}") from error
     say([f"{folder}: {counted(len(files), 'figure')}"])

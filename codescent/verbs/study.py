@@ -19,6 +19,7 @@ from codescent.base.errors import UserError
 from codescent.base.json_text import json_text
 from codescent.base.output import note, say, warn
 from codescent.base.visible import visible
+from codescent.plan import FlopFormula
 from codescent.results import Ended, stopped_by_signals
 from codescent.study.accept import prepare, refusals
 from codescent.study.collect import collect
@@ -58,6 +59,7 @@ def main(arguments: Namespace) -> int:
         return _shown(arguments, StudyFolder.open(arguments.file), baseline)
     file = find(arguments.file)
     study = read_study(file)
+    _check_formula(arguments, study)
     where = arguments.folder or Path(FOLDER) / study.study.name
     if study.study.kind is Kind.WIDTHS:
         return study_widths.main(arguments, study, baseline, where)
@@ -86,11 +88,27 @@ def main(arguments: Namespace) -> int:
             lines = collect(folder, study, arguments.collect)
             note(*lines) if arguments.json else say(lines)
         else:
-            folder = _run(folder, study, retry=arguments.retry is not None, as_json=arguments.json)
-    return _finish(folder, baseline, as_json=arguments.json)
+            folder = _run(folder, study, _formula(arguments), retry=arguments.retry is not None, as_json=arguments.json)
+    return _finish(folder, baseline, _formula(arguments), as_json=arguments.json)
 
 
-def _run(folder: StudyFolder, study: StudyFile, *, retry: bool, as_json: bool) -> StudyFolder:
+def _formula(arguments: Namespace) -> FlopFormula:
+    return FlopFormula(arguments.formula or FlopFormula.ATTENTION)
+
+
+def _check_formula(arguments: Namespace, study: StudyFile) -> None:
+    """Raise UserError: --formula has no effect."""
+    if arguments.formula is None:
+        return
+    if study.study.kind is Kind.WIDTHS:
+        raise UserError("--formula: has no effect on a study of widths, which measures activations; leave it out")
+    if arguments.table is not None:
+        raise UserError("--formula: has no effect on a table, whose column flops says the FLOPs; leave it out")
+    if arguments.list:
+        raise UserError("--formula: has no effect with --list; give it when the study is evaluated")
+
+
+def _run(folder: StudyFolder, study: StudyFile, formula: FlopFormula, *, retry: bool, as_json: bool) -> StudyFolder:
     """Do the runs that there are to do. Returns the folder, with the points that their data refuses.
 
     `as_json`: what is said of the runs goes to the standard error.
@@ -104,7 +122,7 @@ def _run(folder: StudyFolder, study: StudyFile, *, retry: bool, as_json: bool) -
         )
     progress = Progress(turns_of(folder, retry=retry), folder.seconds())
     console = new_console(stderr=as_json)
-    total, done, runs = len(progress.turns), 0, StudyRuns(folder)
+    total, done, runs = len(progress.turns), 0, StudyRuns(folder, formula)
     to_do = f"{counted(len(definition.specs), 'point')}, {counted(total, 'run')} to do{_about(progress, 0)}"
     config = config_named(definition.config)
     head = [f"study   {definition.name}: {to_do}", f"config  {config}", f"folder  {folder.path}"]
@@ -166,12 +184,12 @@ def _shown(arguments: Namespace, folder: StudyFolder, baseline: Mapping[str, Any
     given = [name for name in ("list", "collect", "table", "retry", "folder") if getattr(arguments, name)]
     if given:
         raise UserError(f"--{given[0]}: needs the study file, not the folder {folder.path}")
-    return _finish(folder, baseline, as_json=arguments.json)
+    return _finish(folder, baseline, _formula(arguments), as_json=arguments.json)
 
 
-def _finish(folder: StudyFolder, baseline: Mapping[str, Any], *, as_json: bool) -> int:
+def _finish(folder: StudyFolder, baseline: Mapping[str, Any], formula: FlopFormula, *, as_json: bool) -> int:
     """Write study.csv and print what the study says."""
-    study, points = evaluate_folder(folder, baseline or None)
+    study, points = evaluate_folder(folder, baseline or None, formula)
     _tell(study, str(_write(folder, points)), as_json=as_json)
     failed = (PointState.FAILED, PointState.OUT_OF_MEMORY)
     return int(any(attempt.state in failed for _, attempts in points for attempt in attempts))

@@ -46,6 +46,8 @@ def show(study: Study, source: str) -> None:
             _line(console, FEW)
         if study.kind is Kind.GRID:
             _line(console, f"a point is: {axes_named(_points(study)[0].axes)}")
+        if study.formula is not None:
+            _line(console, f"GFLOP/s and MFU count FLOPs by {study.formula}: {study.formula.said}")
         _line(console, f"every value is in {source}")
         for title, columns in _tables(study):
             _table(console, study, title, columns)

@@ -25,7 +25,9 @@ from codescent.base.output import say, warn
 from codescent.base.published import in_words
 from codescent.base.visible import visible
 from codescent.base.writing import make_parents
+from codescent.plan.line import layout_line, model_line
 from codescent.report.style import no_matplotlib, picture_bytes
+from codescent.study.accept import plan_for
 from codescent.study.file import StudyFile, config_named
 from codescent.study.widths import PlaceSizes, WidthPoint, judged, width_points
 from codescent.study.words import KIND_WORDS
@@ -57,7 +59,7 @@ def main(arguments: Namespace, study: StudyFile, baseline: Mapping[str, Any], fo
         rows += [row for repeat in range(keys.repeats) for row in _measured(point, repeat)]
         tell(f"{number + 1} of {len(points)}  hidden_dim={point.width} {_named(point.mup)} mu-P")
     places = _places(rows, keys.steps)
-    files = _write(folder, rows, places, keys.steps)
+    files = _write(folder, rows, places, study, points)
     if as_json:
         print(json_text(_json(study, places, files)))
     else:
@@ -95,7 +97,20 @@ def _places(rows: Sequence[Mapping[str, Any]], steps: int) -> list[PlaceSizes]:
     ]
 
 
-def _write(folder: Path, rows: Sequence[Mapping[str, Any]], places: Sequence[PlaceSizes], steps: int) -> list[Path]:
+def _ran(study: StudyFile, points: Sequence[WidthPoint]) -> str:
+    """What was run, in a line. Sizes of activations do not depend on the machine, so it is not named."""
+    keys, plans = study.study, [plan_for(points[index].config, 1) for index in (0, -1)]
+    models = " / ".join(dict.fromkeys(map(model_line, plans)))
+    return f"config {config_named(keys.config)}; {models}; {layout_line(plans[0])}; {counted(keys.repeats, 'seed')}"
+
+
+def _write(
+    folder: Path,
+    rows: Sequence[Mapping[str, Any]],
+    places: Sequence[PlaceSizes],
+    study: StudyFile,
+    points: Sequence[WidthPoint],
+) -> list[Path]:
     """Write the numbers and, where there is matplotlib, the picture. Raises UserError: a file cannot be written."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
@@ -107,7 +122,7 @@ def _write(folder: Path, rows: Sequence[Mapping[str, Any]], places: Sequence[Pla
     else:
         from codescent.report.width_figure import draw_widths
 
-        contents[PNG] = picture_bytes(draw_widths(places, steps), ".png")
+        contents[PNG] = picture_bytes(draw_widths(places, study.study.steps, _ran(study, points)), ".png")
     try:
         make_parents(folder)
         for name, content in contents.items():

@@ -19,6 +19,7 @@ from codescent.cost.price import Price
 from codescent.cost.simulate import Simulation, Span, StageTimes, simulate
 from codescent.cost.walked import Walk
 from codescent.plan import AXES, Plan, Schedule
+from codescent.plan.line import line_of
 from codescent.report.step_picture import WIDEST_IN, communication, measured, picture
 from codescent.report.style import PICTURES, no_matplotlib
 from codescent.verbs.picture import may_replace, no_file
@@ -58,7 +59,7 @@ def draw_plan(plan: Plan, path: Path, flops_per_byte: float = FLOPS_PER_BYTE) ->
     sending = as_long if flops_per_byte else "sending takes no time"
     given = dataclasses.replace(given, unit=f"{given.unit}; {sending}")
     title = _title(plan)
-    simulation = write_timeline(plan.schedule, title, path, given)
+    simulation = write_timeline(plan.schedule, title, path, given, line_of(plan))
     which = f"the last of {steady.period} steps" if steady.period > 1 else "one step"
     return f"{path}: {which} of {title}: {measured(simulation)}"
 
@@ -102,7 +103,7 @@ def draw_ranks(plan: Plan, path: Path, walk: Walk) -> str:
     title = _title(plan)
     drawn = counted(steps, "step") if steps == all_steps else f"the first {steps} of {all_steps} steps,"
     said = f"{drawn} of {of_seconds(walk.step_s)} each; {of_number(walk.tokens_per_s)} tokens/s"
-    _write(simulation, title, path, Lengths(unit="a millisecond"), said, RANKS_IN)
+    _write(simulation, title, path, Lengths(unit="a millisecond"), said, RANKS_IN, line_of(plan))
     return f"{path}: {title}: {said}"
 
 
@@ -115,7 +116,8 @@ def draw_price(found: Price, path: Path) -> str:
         raise UserError(*problems)
     simulation, title = _in_units(found.simulate()), f"{_title(found.plan)}, on {found.cluster.name}"
     said = f"a step of {of_seconds(found.step_s)}; {of_number(found.tokens_per_s)} tokens/s"
-    _write(simulation, title, path, Lengths(unit="a millisecond"), said, RANKS_IN)
+    config = f"{line_of(found.plan)}; on {found.cluster.name}"
+    _write(simulation, title, path, Lengths(unit="a millisecond"), said, RANKS_IN, config)
     return f"{path}: {title}: {said}"
 
 
@@ -162,26 +164,34 @@ def _title(plan: Plan) -> str:
     return f"{plan.model.kind}, {', '.join([schedule, microbatches, *others, *sharded, *meets])}"
 
 
-def write_timeline(schedule: Schedule, title: str, path: Path, given: Lengths = USUAL) -> Simulation:
+def write_timeline(schedule: Schedule, title: str, path: Path, given: Lengths = USUAL, config: str = "") -> Simulation:
     """Draw one step of `schedule` with relative lengths to a .png, .svg or .json file. The file appears complete.
+
+    `config`: what is simulated, in a line of a picture.
 
     Raises UserError: see `refusals`, or the file cannot be written.
     """
     if problems := list(refusals(path)):
         raise UserError(*problems)
     simulation = simulate(schedule, given.costs, waits=given.waits)
-    _write(simulation, title, path, given)
+    _write(simulation, title, path, given, config=config)
     return simulation
 
 
 def _write(
-    simulation: Simulation, title: str, path: Path, given: Lengths, said: str = "", widest_in: float = WIDEST_IN
+    simulation: Simulation,
+    title: str,
+    path: Path,
+    given: Lengths,
+    said: str = "",
+    widest_in: float = WIDEST_IN,
+    config: str = "",
 ) -> None:
-    """Write a picture or a trace."""
+    """Write a picture or a trace. `config`: what is simulated, in a line of a picture."""
     if path.suffix.lower() == ".json":
         content: str | bytes = json.dumps(trace(simulation, title, given), indent=1) + "\n"
     else:
-        content = picture(simulation, title, given, path.suffix.lower(), said, widest_in)
+        content = picture(simulation, title, given, path.suffix.lower(), said, widest_in, config)
     try:
         replace_file(path, content)
     except OSError as error:

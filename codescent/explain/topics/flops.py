@@ -1,77 +1,16 @@
 """In: a plan. Out: the formulas for the FLOPs of a step that papers and programs use, side by side, with its sizes.
-Does not count operators (cost/operators.py does) and does not measure."""
+Does not know the formulas (cost/flop_formulas.py does), does not count operators and does not measure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from codescent.base.amounts import of_share, three_digits
-from codescent.cost.operators import operators_of_depth
+from codescent.cost.flop_formulas import FormulaSizes, executed_flops, formulas, sizes_of
 from codescent.explain.content import Lesson, LessonFrame, TextTable
 from codescent.explain.language import Language
 from codescent.explain.topic import LessonInput, Topic
-from codescent.plan import AXES, Plan
-from codescent.plan.activations import CPU
+from codescent.plan import Plan
 
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
-
-
-@dataclass(frozen=True)
-class Formula:
-    """FLOPs of a token, by a rule.
-
-    Attributes:
-        name: as it is written.
-        flops: of a token, forward and backward, unless `is_forward`.
-        source: who uses it.
-    """
-
-    name: str
-    flops: float
-    source: str
-    is_forward: bool = False
-
-
-@dataclass(frozen=True)
-class FormulaSizes:
-    """What the formulas are made of.
-
-    N: parameters, without an embedding that is only looked up. L: layers. C: channels.
-    T: positions of a sample. B: samples of a step.
-    """
-
-    n: int
-    layers: int
-    channels: int
-    positions: int
-    samples: int
-
-    @property
-    def tokens(self) -> int:
-        """Of a step."""
-        return self.positions * self.samples
-
-
-def sizes_of(plan: Plan) -> FormulaSizes:
-    """The sizes of a plan with one sequence."""
-    positions, work = plan.work.positions(-1), plan.work
-    tokens = work.global_batch_size * positions
-    n = round(plan.flops().dense_flops / (6 * tokens))
-    return FormulaSizes(
-        n, plan.model.num_layers, plan.model.num_heads * plan.model.head_dim, positions, work.global_batch_size
-    )
-
-
-def formulas(sizes: FormulaSizes) -> tuple[Formula, ...]:
-    """Each formula with the sizes put in."""
-    n, pairs = sizes.n, sizes.layers * sizes.channels * sizes.positions
-    return (
-        Formula("2N", 2.0 * n, "Kaplan et al. 2020", is_forward=True),
-        Formula("2N + 2LCT", 2.0 * n + 2.0 * pairs, "Kaplan et al. 2020, table 1", is_forward=True),
-        Formula("6N", 6.0 * n, "Kaplan et al. 2020; Hoffmann et al. 2022"),
-        Formula("6N + 6LCT", 6.0 * n + 6.0 * pairs, "llm.c"),
-        Formula("6N + 12LCT", 6.0 * n + 12.0 * pairs, "Chowdhery et al. 2022 (PaLM); nanoGPT"),
-    )
 
 
 def lesson(asked: LessonInput) -> Lesson:
@@ -145,19 +84,6 @@ def _executed(plan: Plan, sizes: FormulaSizes, say: Language) -> LessonFrame:
         (TextTable((say("count"), say("FLOPs a step"), say("of executed")), rows, numbers=(1, 2)),),
         (say("Speeds in FLOP/s, and MFU, use 6N + 12LCT, as papers do. So they compare with other programs."),),
     )
-
-
-def executed_flops(plan: Plan) -> float:
-    """FLOPs of a step, of all operators of all ranks."""
-    total = 0.0
-    for stage in range(plan.mesh.pp):
-        rank = plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES})
-        alike = plan.mesh.world_size // plan.mesh.pp
-        for part in plan.schedule.parts(stage):
-            for depth in part:
-                every = operators_of_depth(plan, depth, CPU, rank)
-                total += alike * sum(one.forward_flops + one.backward_flops for one in every)
-    return total * plan.work.num_microbatches
 
 
 def amount(flops: float) -> str:
