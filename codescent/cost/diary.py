@@ -25,7 +25,7 @@ class Diary:
         self._note(rank, Doing.RANK, begin_s, begun_s)
         self._note(rank, why, begun_s, now_s)
 
-    def served(self, server: int, what: Doing, begin_s: float) -> None:
+    def did(self, server: int, what: Doing, begin_s: float) -> None:
         """A server has done something until now. To apply takes no time."""
         if self.is_kept:
             self.activities.append(Activity(server, what, begin_s, self.clock.now_s))

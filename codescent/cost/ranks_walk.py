@@ -13,7 +13,7 @@ from codescent.cost.amounts import Phase, phases
 from codescent.cost.arithmetic import Seconds
 from codescent.cost.coding import Coding
 from codescent.cost.doing import Doing, Window
-from codescent.cost.events import Clock, Event, Process
+from codescent.cost.events import Clock, Process
 from codescent.cost.handed import Handed, meets, segments_of
 from codescent.cost.network import Network
 from codescent.cost.pairs_walk import Averages

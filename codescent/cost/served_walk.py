@@ -172,7 +172,7 @@ class Servers(Handed):
         begin_s = self.clock.now_s
         yield self.network.share(worker, queue.rank, queue.push_bytes, self.largest_bytes)
         yield from self.processors[queue.rank].work(queue.receive_s)
-        self.diary.served(queue.rank, Doing.RECEIVE, begin_s)
+        self.diary.did(queue.rank, Doing.RECEIVE, begin_s)
         self.clock.happens(arrived)
 
     def _grant(self, queue: _Queue, worker: int, granted: Event) -> Process:
@@ -198,7 +198,7 @@ class Servers(Handed):
                 yield from self.processors[queue.rank].work(queue.publish_s)
             yield self.network.share(queue.rank, worker, queue.pull_bytes, self.largest_bytes)
             queue.have[worker] = version
-            self.diary.served(queue.rank, Doing.ANSWER, begin_s)
+            self.diary.did(queue.rank, Doing.ANSWER, begin_s)
         self.clock.happens(arrived)
 
     def _settle(self, queue: _Queue) -> None:
@@ -223,7 +223,7 @@ class Servers(Handed):
                 continue
             queue.pushes.remove(waiting)
             if decision.verdict is Verdict.APPLY:
-                self.diary.served(queue.rank, Doing.APPLY, self.clock.now_s)
+                self.diary.did(queue.rank, Doing.APPLY, self.clock.now_s)
             if queue is self.queues[0] and decision.verdict is Verdict.APPLY:
                 self._done(queue, worker, decision)
             self.clock.happens(applied)

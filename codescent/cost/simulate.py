@@ -112,8 +112,8 @@ class StageTimes:
 class Simulation:
     """One simulated step: its duration, the times of each stage, all instructions and messages sorted by begin.
 
-    `activities`: for what each stage waits, and when; of a walk over ranks also what servers do. `lane`: what has a row
-    of its own in a picture; "rank" where each rank is simulated (ranks_walk.py). `names`: of the rows.
+    `activities`: for what each stage waits, and when; of a walk over ranks also what a server does. `lane`: what has a
+    row of its own in a picture; "rank" where each rank is simulated (ranks_walk.py). `names`: of the rows.
     """
 
     makespan_s: float

@@ -16,17 +16,17 @@ from codescent.report.style import COLOURS, DOING, GATHERED, VERB_NAMES, WAITING
 from codescent.trace.intervals import union, without
 
 
-class Band(StrEnum):
+class PictureBand(StrEnum):
     """Where a box is: in the row of a rank or stage, or in a lane below it."""
 
     ROW = "row"
     COLLECTIVES = "collectives"
     MESSAGES = "messages"
-    SERVES = "serves"  # of a worker that serves; the row of other servers has it
+    SERVES = "serves"  # of a worker that serves; a server of its own has a row
 
 
 @dataclass(frozen=True)
-class Look:
+class PictureLook:
     """A kind of box: its colour, and its name in the legend."""
 
     name: str
@@ -44,19 +44,19 @@ class PictureBox:
     """
 
     row: int
-    band: Band
+    band: PictureBand
     start: float
     end: float
-    look: Look
+    look: PictureLook
     text: str = ""
     third: int | None = None
 
 
 ANOTHER_STAGE = "waits for another stage"
 """Of a pipeline: the bubble."""
-IDLE = Look("idle", WAITING)
+IDLE = PictureLook("idle", WAITING)
 """The time of a row in which nothing is drawn."""
-GATHER = Look(*GATHERED)
+GATHER = PictureLook(*GATHERED)
 
 
 def boxes_of(
@@ -74,12 +74,12 @@ def boxes_of(
         *computing,
         *(box for row, found in waits.items() for box in _waiting(row, found, simulation.lane)),
         *sent(simulation, exchanges),
-        *(_serving(at, Band.SERVES if at.stage in rows else Band.ROW) for at in served(simulation)),
+        *(_serving(at, PictureBand.SERVES if at.stage in rows else PictureBand.ROW) for at in services(simulation)),
     ]
 
 
-def served(simulation: Simulation) -> Iterator[Activity]:
-    """What servers do."""
+def services(simulation: Simulation) -> Iterator[Activity]:
+    """What a server does."""
     return (at for at in simulation.activities if at.doing in SERVES)
 
 
@@ -91,7 +91,7 @@ def sent(
         exchange = exchanges.get((span.stage, span.instruction))
         if exchange is not None and exchange.overlapped_s:
             end = span.start_s + exchange.overlapped_s
-            yield PictureBox(span.stage, Band.COLLECTIVES, span.start_s, end, wait_look(Doing.COLLECTIVE, ""))
+            yield PictureBox(span.stage, PictureBand.COLLECTIVES, span.start_s, end, wait_look(Doing.COLLECTIVE, ""))
     for at in simulation.messages:
         if at.end_s > at.start_s:
             yield _flying(at)
@@ -101,16 +101,16 @@ def is_idle(boxes: Iterable[PictureBox], rows: int, end: float, least: float) ->
     """Whether a row is empty for at least so long before the end."""
     covered = defaultdict[int, list[tuple[float, float]]](list)
     for box in boxes:
-        if box.band is Band.ROW:
+        if box.band is PictureBand.ROW:
             covered[box.row].append((box.start, box.end))
     gaps = (gap for row in range(rows) for gap in without([(0.0, end)], union(covered[row])))
     return any(last - first >= least for first, last in gaps)
 
 
-def wait_look(why: Doing, lane: str) -> Look:
+def wait_look(why: Doing, lane: str) -> PictureLook:
     """The look of a wait or a service; `lane`: whose row has it, stage or rank."""
     name, colour = DOING[why]
-    return Look(ANOTHER_STAGE if why is Doing.RANK and lane == "stage" else name, colour)
+    return PictureLook(ANOTHER_STAGE if why is Doing.RANK and lane == "stage" else name, colour)
 
 
 def gathers_weights(record: Traffic) -> bool:
@@ -135,14 +135,14 @@ def _computing(span: Span, waits: Sequence[Activity]) -> Iterator[PictureBox]:
     text = "" if at.microbatch is None else str(at.microbatch)
     look = verb_look(at.verb, is_odd=at.chunk % 2 == 1)
     for start, end in parts_without(span, own):
-        yield PictureBox(span.stage, Band.ROW, start, end, look, text)
+        yield PictureBox(span.stage, PictureBand.ROW, start, end, look, text)
 
 
-def verb_look(verb: Verb, *, is_odd: bool) -> Look:
+def verb_look(verb: Verb, *, is_odd: bool) -> PictureLook:
     """The look of computing an instruction; paler for the odd chunks of a rank."""
     parts = [int(COLOURS[verb][i : i + 2], 16) for i in (1, 3, 5)]
     colour = "#" + "".join(f"{round(part + (255 - part) * (0.55 if is_odd else 0)):02X}" for part in parts)
-    return Look(VERB_NAMES[verb] + (", odd chunks" if is_odd else ""), colour)
+    return PictureLook(VERB_NAMES[verb] + (", odd chunks" if is_odd else ""), colour)
 
 
 def _waiting(row: int, waits: Sequence[Activity], lane: str) -> Iterator[PictureBox]:
@@ -150,16 +150,16 @@ def _waiting(row: int, waits: Sequence[Activity], lane: str) -> Iterator[Picture
     for why in dict.fromkeys(wait.doing for wait in waits):
         look = wait_look(why, lane)
         for start, end in union((wait.start_s, wait.end_s) for wait in waits if wait.doing is why):
-            yield PictureBox(row, Band.ROW, start, end, look)
+            yield PictureBox(row, PictureBand.ROW, start, end, look)
 
 
 def _flying(at: SimulatedMessage) -> PictureBox:
     if at.record is None:
-        return PictureBox(at.stage, Band.MESSAGES, at.start_s, at.end_s, wait_look(Doing.MESSAGE, ""))
+        return PictureBox(at.stage, PictureBand.MESSAGES, at.start_s, at.end_s, wait_look(Doing.MESSAGE, ""))
     look = GATHER if gathers_weights(at.record) else wait_look(Doing.COLLECTIVE, "")
     text = unit_of(at.record) if "dp_shard" in at.record.axis.split("*") else ""
-    return PictureBox(at.stage, Band.COLLECTIVES, at.start_s, at.end_s, look, text)
+    return PictureBox(at.stage, PictureBand.COLLECTIVES, at.start_s, at.end_s, look, text)
 
 
-def _serving(at: Activity, band: Band) -> PictureBox:
+def _serving(at: Activity, band: PictureBand) -> PictureBox:
     return PictureBox(at.stage, band, at.start_s, at.end_s, wait_look(at.doing, ""), third=SERVES.index(at.doing))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from codescent.cost.lengths import Lengths
 from codescent.cost.simulate import Simulation
@@ -15,9 +15,9 @@ from codescent.report.step_boxes import (
     ANOTHER_STAGE,
     GATHER,
     IDLE,
-    Band,
-    Look,
+    PictureBand,
     PictureBox,
+    PictureLook,
     boxes_of,
     is_idle,
     verb_look,
@@ -39,7 +39,7 @@ EDGED_IN = 0.03
 DPI = 110
 SEEN_IN = 1 / DPI
 LEAST_IN = SEEN_IN / 4
-"""A quarter of a pixel. Narrower boxes of a row are not drawn: nobody could see them, and the legend would name them."""
+"""A quarter of a pixel. Narrower boxes are not drawn: nobody could see them, but the legend would name them."""
 _DARK = (COLOURS[Verb.FORWARD], COLOURS[Verb.BACKWARD], COLOURS[Verb.STEP], COLOURS[Verb.LOAD])
 
 
@@ -55,7 +55,7 @@ class Sheet:
 
     axes: Axes
     unit_in: float
-    lanes: Sequence[Band]
+    lanes: Sequence[PictureBand]
     numbered: bool
 
     @property
@@ -70,7 +70,7 @@ class Sheet:
     def heights(self, box: PictureBox) -> tuple[float, float]:
         """Top and height of a box."""
         top, high = self.place(box.row) - BOX_IN / 2, BOX_IN
-        if box.band is not Band.ROW:
+        if box.band is not PictureBand.ROW:
             top, high = top + BOX_IN + 0.02 + self.lanes.index(box.band) * LANE_IN, LANE_IN - 0.03
         return (top, high) if box.third is None else (top + box.third * high / 3, high / 3)
 
@@ -105,7 +105,7 @@ def picture(
     end = simulation.makespan_s
     unit_in = min(UNIT_IN, widest_in / max(end, 1e-9))
     boxes = [box for box in boxes_of(simulation, given.exchanges) if _is_seen(box, unit_in)]
-    lanes = [band for band in Band if band is not Band.ROW and any(box.band is band for box in boxes)]
+    lanes = [band for band in PictureBand if band is not PictureBand.ROW and any(box.band is band for box in boxes)]
     wide, rows = max(end * unit_in, NARROWEST_IN), len(simulation.stages)
     high = rows * (ROW_IN + len(lanes) * LANE_IN)
     width, height = wide + 2 * MARGIN_IN, high + 2.2
@@ -132,12 +132,12 @@ def picture(
 
 def _is_seen(box: PictureBox, unit_in: float) -> bool:
     """Boxes outside of the row of a rank have an edge, so that what is short stays visible."""
-    return box.band is not Band.ROW or box.third is not None or (box.end - box.start) * unit_in >= LEAST_IN
+    return box.band is not PictureBand.ROW or box.third is not None or (box.end - box.start) * unit_in >= LEAST_IN
 
 
 def _numbered(boxes: Sequence[PictureBox], unit_in: float) -> bool:
     """Whether the narrowest box of a micro-batch has room for two thirds of the longest number."""
-    having = [box for box in boxes if box.text and box.band is Band.ROW]
+    having = [box for box in boxes if box.text and box.band is PictureBand.ROW]
     shortest = min((box.end - box.start for box in having), default=1.0)
     return shortest * unit_in * 1.5 >= DIGIT_IN * max((len(box.text) for box in having), default=1)
 
@@ -164,14 +164,16 @@ def _frame(sheet: Sheet, simulation: Simulation, units: float) -> None:
 
 def _draw(sheet: Sheet, boxes: Iterable[PictureBox]) -> None:
     """Draw boxes that look alike and lie in one band together, the numbers upon them."""
-    alike = defaultdict[tuple[int, Band, Look, bool], list[PictureBox]](list)
+    alike = defaultdict[tuple[int, PictureBand, PictureLook, bool], list[PictureBox]](list)
     for box in boxes:
         is_wide = (box.end - box.start) * sheet.unit_in >= EDGED_IN
-        is_edged = is_wide and box.third is None and (box.band is Band.ROW or bool(box.text))
+        is_edged = is_wide and box.third is None and (box.band is PictureBand.ROW or bool(box.text))
         alike[box.row, box.band, box.look, is_edged].append(box)
     for (row, band, look, is_edged), group in alike.items():
-        plain = 0.0 if band is Band.ROW and group[0].third is None else 0.8
-        edge = {"edgecolor": "white", "lw": 0.6} if is_edged else {"edgecolor": look.colour, "lw": plain}
+        plain = 0.0 if band is PictureBand.ROW and group[0].third is None else 0.8
+        edge: dict[str, Any] = (
+            {"edgecolor": "white", "lw": 0.6} if is_edged else {"edgecolor": look.colour, "lw": plain}
+        )
         times = [(box.start, box.end - box.start) for box in group]
         drawn = sheet.axes.broken_barh(times, sheet.heights(group[0]), facecolor=look.colour, **edge)
         drawn.set_gid(f"{look.name}, {band} of {row}{', edged' if is_edged else ''}")
@@ -180,7 +182,7 @@ def _draw(sheet: Sheet, boxes: Iterable[PictureBox]) -> None:
 
 
 def _write(sheet: Sheet, box: PictureBox) -> None:
-    is_row = box.band is Band.ROW
+    is_row = box.band is PictureBand.ROW
     has_room = sheet.numbered if is_row else (box.end - box.start) * sheet.unit_in > SMALL_DIGIT_IN * len(box.text)
     if box.text and has_room:
         top, high = sheet.heights(box)
@@ -190,7 +192,7 @@ def _write(sheet: Sheet, box: PictureBox) -> None:
         sheet.axes.text(*place, box.text, ha="center", va="center_baseline", fontsize=size, color=ink, clip_on=True)
 
 
-def _legend(looks: Iterable[Look], lane: str) -> list[Patch]:
+def _legend(looks: Iterable[PictureLook], lane: str) -> list[Patch]:
     """A patch for each look that is drawn, in the order of a step."""
     from matplotlib.patches import Patch
 
@@ -207,18 +209,21 @@ def _caption(sheet: Sheet, boxes: Sequence[PictureBox], simulation: Simulation) 
     held = f"most micro-batches whose activations a {simulation.lane} holds{', counted by chunk' if chunks else ''}"
     numbers = ["numbers are micro-batches"] if sheet.numbered and any(box.text for box in boxes) else []
     units = ["below a row: blocks whose weights are gathered, or gradients summed"]
-    has_units = any(box.text and box.band is Band.COLLECTIVES for box in boxes)
+    has_units = any(box.text and box.band is PictureBand.COLLECTIVES for box in boxes)
     return "; ".join([*numbers, *(units if has_units else []), f"right: {held}"])
 
 
 def tracks(boxes: Iterable[PictureBox]) -> Mapping[str, list[PictureBox]]:
     """What a trace has beside the instructions, by the name of its track."""
-    found: dict[str, list[PictureBox]] = {"waits": [], **{band: [] for band in Band if band is not Band.ROW}}
+    found: dict[str, list[PictureBox]] = {
+        "waits": [],
+        **{band: [] for band in PictureBand if band is not PictureBand.ROW},
+    }
     waits = {ANOTHER_STAGE, *(name for name, _ in DOING.values())}
     for box in boxes:
         if box.third is not None:
-            found[Band.SERVES].append(box)
-        elif box.band is not Band.ROW:
+            found[PictureBand.SERVES].append(box)
+        elif box.band is not PictureBand.ROW:
             found[box.band].append(box)
         elif box.look.name in waits:
             found["waits"].append(box)

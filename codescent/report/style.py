@@ -54,7 +54,7 @@ COLOURS: dict[Verb, str] = {
 }
 """The colour of each instruction in a picture of a step, while the rank computes."""
 VERB_NAMES: dict[Verb, str] = {
-    **{verb: "encodes, adds, copies" for verb in COLOURS},
+    **dict.fromkeys(COLOURS, "encodes, adds, copies"),
     Verb.LOAD: "data",
     Verb.FORWARD: "forward",
     Verb.BACKWARD: "backward",

@@ -24,6 +24,7 @@ from codescent.cost.simulate import Simulation, Span, StageTimes, simulate
 from codescent.cost.walked import Walk
 from codescent.plan import AXES, Plan, Schedule
 from codescent.planner.links import Links
+from codescent.planner.prediction import has_common_step
 from codescent.report.step_boxes import PictureBox, boxes_of
 from codescent.report.step_picture import WIDEST_IN, measured, picture, tracks
 from codescent.report.style import PICTURES, no_matplotlib
@@ -35,8 +36,8 @@ TOY = "; with it no computing could be seen: --flops-per-byte N draws it"
 """Of a toy: why sending takes no time."""
 LEAST_COMPUTING = 0.02
 """A step in which less of the time is computed is that of a toy."""
-MOST_RANKS, MOST_SERVERS = 16, 4
-"""Rows of a picture."""
+MOST_RANKS, MOST_OUTSIDE = 16, 4
+"""Rows of a picture: ranks of the mesh, and others."""
 TRACE_US = 1000.0  # length of a unit in the trace: a millisecond
 UNITS_PER_S = 1000.0  # of the timeline of ranks: milliseconds
 DRAWN_STEPS = 8
@@ -93,13 +94,15 @@ def _is_toy(plan: Plan, *, has_ranks: bool) -> bool:
 def _given(plan: Plan, flops_per_byte: float, *, is_free: bool) -> Lengths:
     """The lengths of a step's instructions, and what sending takes, in words."""
     given = lengths(plan, flops_per_byte)
-    sending = f"sending a byte takes as long as {flops_per_byte:,g} FLOPs" if flops_per_byte else "sending takes no time"
+    sending = (
+        f"sending a byte takes as long as {flops_per_byte:,g} FLOPs" if flops_per_byte else "sending takes no time"
+    )
     return dataclasses.replace(given, unit=f"{given.unit}; {sending}{TOY if is_free else ''}")
 
 
 def _has_rows_of_ranks(plan: Plan) -> bool:
     """Whether ranks do different things, or hold parts of the weights, and no stages are to be seen."""
-    differ = plan.layout.served or plan.layout.average_every or plan.layout.gossip != "none"
+    differ = not has_common_step(plan) or plan.layout.average_every or plan.layout.gossip != "none"
     return bool(plan.mesh.pp == 1 and (differ or (plan.mesh.dp_shard > 1 and plan.layout.zero_stage)))
 
 
@@ -143,25 +146,23 @@ def draw_ranks(plan: Plan, path: Path, walk: Walk, given: Lengths | None = None)
 
 
 def of_walk(plan: Plan, walk: Walk, end_s: float, steps: int) -> Simulation:
-    """What the ranks and servers of a walk do before `end_s`, which is after so many steps."""
+    """What the ranks of a walk do before `end_s`, which is after so many steps."""
     ranks = [
-        StageTimes(
-            rank.busy_s * steps, 0.0, rank.waits_s * steps, 0.0, plan.schedule.most_in_flight(plan.role(number))
-        )
+        StageTimes(rank.busy_s * steps, 0.0, rank.waits_s * steps, 0.0, plan.schedule.most_in_flight(plan.role(number)))
         for number, rank in enumerate(walk.ranks)
     ]
-    servers = range(plan.mesh.world_size, plan.world_size)
-    ranks += [StageTimes(0.0, 0.0, end_s, 0.0, 0) for _ in servers]
+    outside = range(plan.mesh.world_size, plan.world_size)
+    ranks += [StageTimes(0.0, 0.0, end_s, 0.0, 0) for _ in outside]
     window = Window(0.0, end_s)
-    names = *(f"rank {number}" for number in range(plan.mesh.world_size)), *(f"server {number}" for number in servers)
+    names = *(f"rank {number}" for number in range(plan.mesh.world_size)), *(f"server {number}" for number in outside)
     found = (window.cut(walk.timeline), window.cut(walk.flights))
     return Simulation(end_s, tuple(ranks), *found, "rank", window.cut(walk.activities), names)
 
 
 def _first_rows(simulation: Simulation, plan: Plan) -> Simulation:
-    """The first ranks and the first servers: of more nothing could be read."""
-    servers = range(plan.mesh.world_size, plan.world_size)
-    shown = [*range(min(MOST_RANKS, plan.mesh.world_size)), *servers[:MOST_SERVERS]]
+    """The first ranks of the mesh, and of the others: of more nothing could be read."""
+    outside = range(plan.mesh.world_size, plan.world_size)
+    shown = [*range(min(MOST_RANKS, plan.mesh.world_size)), *outside[:MOST_OUTSIDE]]
     if len(shown) == len(simulation.stages):
         return simulation
     row = {number: at for at, number in enumerate(shown)}
@@ -262,7 +263,9 @@ def trace(simulation: Simulation, title: str, given: Lengths) -> dict[str, Any]:
     for number, name in enumerate(names):
         for stage in range(stages):
             track = {"ph": "M", "pid": 0, "tid": number * stages + stage}
-            events.append({**track, "name": "thread_name", "args": {"name": f"{simulation.name(stage)} {name}".rstrip()}})
+            events.append(
+                {**track, "name": "thread_name", "args": {"name": f"{simulation.name(stage)} {name}".rstrip()}}
+            )
             events.append({**track, "name": "thread_sort_index", "args": {"sort_index": stage * len(names) + number}})
     events += [_event(span) for span in simulation.timeline]
     for number, boxes in enumerate(lanes.values(), start=1):
