@@ -102,8 +102,10 @@ def _given(plan: Plan, flops_per_byte: float, *, is_free: bool) -> Lengths:
 
 def _has_rows_of_ranks(plan: Plan) -> bool:
     """Whether ranks do different things, or hold parts of the weights, and no stages are to be seen."""
-    differ = not has_common_step(plan) or plan.layout.average_every or plan.layout.gossip != "none"
-    return bool(plan.mesh.pp == 1 and (differ or (plan.mesh.dp_shard > 1 and plan.layout.zero_stage)))
+    mesh, layout = plan.mesh, plan.layout
+    if mesh.pp > 1 or plan.schedule.period > DRAWN_STEPS:  # of a long round the last step says more
+        return False
+    return not has_common_step(plan) or layout.gossip != "none" or (mesh.dp_shard > 1 and layout.zero_stage > 0)
 
 
 def _in_units_of(plan: Plan, given: Lengths, flops_per_byte: float) -> Walk:
