@@ -52,6 +52,8 @@ PLANS = {
     "zero": ("parallel.dp_shard=4", "parallel.zero_stage=3"),
     "replicas": ("parallel.dp_replicate=4",),
 }
+SENDS = {"#d55e00", "#56b4e9", "#f0e442", "#cc79a7"}
+"""Colours of a collective, a message, a server and a gathered unit."""
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -102,6 +104,7 @@ def test_boxes_lie_in_the_window_and_the_legend_has_the_colours_that_are_drawn(n
         assert len(boxes) >= 6
         assert all(left - 0.01 <= begin <= end <= right + 0.01 for begin, end, _ in boxes)
         assert {colour for _, _, colour in boxes} == legend - {"#eeeeee"}
+        assert legend & SENDS, "nothing is sent"
 
 
 def all_boxes(given: Plan, found: Walk) -> list[PictureBox]:

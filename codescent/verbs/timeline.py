@@ -68,15 +68,14 @@ def draw_plan(plan: Plan, path: Path, flops_per_byte: float | None = None) -> st
     """
     if problems := list(refusals(path)):
         raise UserError(*problems)
-    has_ranks = _has_rows_of_ranks(plan)
+    has_ranks, title, steady = _has_rows_of_ranks(plan), _title(plan), phases(plan)[-1]
+    if not has_ranks:
+        plan = one_step(plan, steady.round_begins + steady.period - 1)
     is_free = flops_per_byte is None and _is_toy(plan, has_ranks=has_ranks)
     as_usual = FLOPS_PER_BYTE if flops_per_byte is None else flops_per_byte
     given = _given(plan, 0.0 if is_free else as_usual, is_free=is_free)
     if has_ranks:
         return draw_ranks(plan, path, _in_units_of(plan, given, 0.0 if is_free else as_usual), given)
-    steady = phases(plan)[-1]
-    plan = one_step(plan, steady.round_begins + steady.period - 1)
-    title = _title(plan)
     simulation = write_timeline(plan.schedule, title, path, given)
     which = f"the last of {steady.period} steps" if steady.period > 1 else "one step"
     return f"{path}: {which} of {title}: {measured(simulation)}{TOY if is_free else ''}"
