@@ -131,7 +131,7 @@ def test_nothing_is_cut_and_nothing_hides_other_texts(tmp_path: Path, width_in: 
 def test_a_long_title_of_a_simulated_step_is_wrapped() -> None:
     """Fault: the title, the config or the legend of a timeline is cut at the right."""
     simulation = simulate(plan_of(2, "parallel.pp=2").schedule, Lengths().costs)
-    figure, _ = sheet(simulation, "llama, 1f1b " * 20, Lengths(), "as long as this " * 20, 9.0, "a config " * 50)
+    figure = sheet(simulation, "llama, 1f1b " * 20, Lengths(), "as long as this " * 20, 9.0, "a config " * 50)
     for what, box in boxes(figure).items():
         assert box.x0 >= 0, what
         assert box.y0 >= 0, what

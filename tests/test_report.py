@@ -15,6 +15,7 @@ from reported import STEP_S, make_run, plan_of
 from runs import called
 
 from codescent.base.amounts import of_rate
+from codescent.cost.doing import Doing
 from codescent.plan.pipeline import SCHEDULES
 from codescent.report import findings
 from codescent.report.markdown import markdown, plain
@@ -23,7 +24,7 @@ from codescent.report.run_tables import overview
 from codescent.report.sections import MOST_BOXES, report, timelines
 from codescent.report.slow import work_of_stages
 from codescent.report.summary import summaries
-from codescent.report.walk import COMMUNICATION, OTHER, computed, measured
+from codescent.report.walk import OTHER, computed, measured
 from codescent.results import PARTS, open_run, open_runs, parts_of_ranks
 from codescent.study import Kind, open_study
 from codescent.study.folder import Definition, StudyFolder
@@ -297,11 +298,12 @@ def test_without_a_pipeline_the_boxes_of_a_rank_fill_its_step(tmp_path: Path, wo
     assert walk.step_s == pytest.approx(STEP_S)
     for one in parts:
         own = [box for box in walk.boxes if box.rank == one.rank]
-        waits = sum(box.length_s for box in own if box.kind == COMMUNICATION)
+        waits = sum(box.length_s for box in own if box.kind == Doing.COLLECTIVE)
+        late = sum(box.length_s for box in own if box.kind == Doing.RANK)
         rest = sum(box.length_s for box in own if box.kind == OTHER)
         assert waits <= one.communication_s + 1e-9
         assert rest == pytest.approx(one.other_s)
-        computing = sum(box.length_s for box in own) - waits
+        computing = sum(box.length_s for box in own) - waits - late
         assert computing == pytest.approx(sum(getattr(one, name) for name in PARTS) - one.communication_s)
 
 

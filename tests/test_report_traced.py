@@ -9,11 +9,11 @@ import pytest
 from reported import make_run, plan_of
 from test_report_profile import Made, block, write
 
+from codescent.cost.doing import Doing
 from codescent.report.content import Timeline
 from codescent.report.sections import report, timelines
 from codescent.report.summary import summaries
 from codescent.report.traced import traced
-from codescent.report.walk import WAITS
 from codescent.results import open_run
 from codescent.trace.ranks import file_of, folder_of
 
@@ -47,13 +47,13 @@ def test_a_recorded_step_takes_the_place_of_the_means(tmp_path: Path) -> None:
         begin = 0.01 * rank
         assert [box for box in found if box[0] == rank] == [
             (rank, "forward", pytest.approx(begin + 0.010), pytest.approx(0.020), 0),
-            (rank, WAITS, pytest.approx(begin + 0.002), pytest.approx(0.008), None),
+            (rank, Doing.MESSAGE, pytest.approx(begin + 0.002), pytest.approx(0.008), None),
             (rank, "backward", pytest.approx(0.050), pytest.approx(0.020), 0),
             (rank, "step", pytest.approx(0.090), pytest.approx(0.005), None),
         ]
     (forward, waits) = [box.what for box in walk.boxes if box.rank == 0 and "forward" in box.what]
     assert forward.startswith("rank 0: forward 0, 10.0 ms to 30.0 ms (20.0 ms). Sends: send over pp[0,1]")
-    assert waits.startswith("rank 0: waits for other ranks in forward 0, 2.00 ms to 10.0 ms")
+    assert waits.startswith("rank 0: message in forward 0, 2.00 ms to 10.0 ms")
     shown = [item for item in timelines(summaries([open_run(run.path)])) if isinstance(item, Timeline)]
     assert [walk.title for walk in shown[0].walks] == ["computed from the Plan", "recorded, step 5"]
 

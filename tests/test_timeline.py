@@ -59,8 +59,8 @@ def test_a_trace_has_a_track_for_each_stage_and_every_instruction(name: str, tmp
     write_timeline(schedule, name, tmp_path / "a.json", Lengths(costs))
     events = json.loads((tmp_path / "a.json").read_text())["traceEvents"]
     named = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    rows = {stage: f"stage {stage}" for stage in range(4)}
-    assert named == rows | {4 + stage: f"stage {stage} messages" for stage in range(4)}
+    tracks = ["", " waits", " messages"]
+    assert named == {4 * n + stage: f"stage {stage}{name}" for n, name in enumerate(tracks) for stage in range(4)}
     for stage, program in enumerate(schedule.programs):
         track = [event for event in events if event["ph"] in "Xi" and event["tid"] == stage]
         assert [event["name"] for event in track] == [str(at) for at in program]
@@ -242,12 +242,13 @@ def test_communication_is_drawn_for_every_axis(
     if lane is None:  # every forward and backward pass waits for its sums
         assert all(event["args"]["waits_us"] > 0 for event in computing)
         return
-    sent = [event for event in slices if event["name"] == lane]
-    assert {event["dur"] > 0 for event in sent} == {True}
     tracks = {event["tid"]: event["args"]["name"] for event in found if event["name"] == "thread_name"}
-    assert {tracks[event["tid"]].split()[-1] for event in sent} == {lane}
+    sent = [event for event in slices if tracks[event["tid"]].split()[-1] == lane]
+    assert {event["dur"] > 0 for event in sent} == {True}
+    assert {event["cat"] for event in sent} <= {"in a collective", "gathered unit", "message"}
     if lane == "collectives":
         begins = {round(event["ts"], 6) for event in sent}
+        computing = [event for event in computing if tracks[event["tid"]].endswith(" 0")]
         assert {event["name"].split()[0] for event in computing if round(event["ts"], 6) in begins} == begins_with
 
 

@@ -9,10 +9,15 @@ from functools import partial
 
 
 class Event:
-    """Something that happens once. `at_s` is None until then."""
+    """Something that happens once. `at_s` is None until then.
+
+    `begun_s`: when what ends with it began, such as a message when it left; None: not known. Who waits for it waits
+    before for another rank.
+    """
 
     def __init__(self) -> None:
         self.at_s: float | None = None
+        self.begun_s: float | None = None
         self.waiting: list[Process] = []
 
 

@@ -36,11 +36,13 @@ class Lengths:
         costs: of computing an instruction, and of a message between stages.
         exchanges: by stage and instruction. Instructions without collectives are absent.
         unit: what one unit is, in words.
+        unit_flops: FLOPs of a rank in a unit.
     """
 
     costs: Costs = field(default_factory=Costs)
     exchanges: Mapping[tuple[int, Instruction], InstructionCollectives] = field(default_factory=dict)
     unit: str = "a forward pass"
+    unit_flops: float = 1.0
 
     @property
     def waits(self) -> dict[tuple[int, Instruction], float]:
@@ -81,7 +83,7 @@ def lengths(plan: Plan, flops_per_byte: float = FLOPS_PER_BYTE) -> Lengths:
     )
     part = "the model" if mesh.pp == 1 else f"1/{mesh.pp} of the model"
     unit = f"the forward pass of a micro-batch through {part}, {unit_flops:.3g} FLOPs of a rank"
-    return Lengths(costs, _exchanges(plan, costs, scale), unit)
+    return Lengths(costs, _exchanges(plan, costs, scale), unit, unit_flops)
 
 
 def _exchanges(plan: Plan, costs: Costs, scale: float) -> dict[tuple[int, Instruction], InstructionCollectives]:

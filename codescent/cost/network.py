@@ -76,6 +76,7 @@ class Network:
     def send(self, sender: int, receiver: int, payload_bytes: float) -> Event:
         """Send a message now. Returns its arrival."""
         arrived = Event()
+        arrived.begun_s = self.clock.now_s
         self.clock.start(self._carry(sender, receiver, payload_bytes, arrived))
         return arrived
 
@@ -86,6 +87,7 @@ class Network:
         size, because connections of TCP share bytes, not messages.
         """
         arrived = Event()
+        arrived.begun_s = self.clock.now_s
         largest_bytes = max(payload_bytes, largest_bytes)
         self.clock.start(self._carry_pieces(sender, receiver, payload_bytes, largest_bytes, arrived))
         return arrived
@@ -217,13 +219,14 @@ class Network:
         in_pieces: bool,
     ) -> Process:
         yield meeting.complete
+        meeting.done.begun_s = self.clock.now_s
         if before is not None:
             yield before
         ring = list(zip(group, (*group[1:], group[0])))
         pieces = math.ceil(record.payload_bytes / len(group) / PIECE_BYTES) if in_pieces else 1
         leaves = list(self._leaves(group, ring, record, times, pieces))
         if leaves:
-            end_s = max(self._transfer(*message, is_divided=True) for message in leaves)
+            end_s = max(self._transfer(*message, is_divided=True, record=record) for message in leaves)
             latency_s = around_s([self.latency_s(*pair) for pair in ring], self._rounds(record, len(group)))
             if in_pieces:
                 sent_bytes, messages = record.wire_bytes(len(group)), self._messages(record, len(group), pieces)
@@ -271,12 +274,20 @@ class Network:
         return 1 if record.collective is Collective.SEND or record.collective in self.to_each else degree - 1
 
     def _transfer(
-        self, sender: int, receiver: int, payload_bytes: float, messages: float = 1, *, is_divided: bool = False
+        self,
+        sender: int,
+        receiver: int,
+        payload_bytes: float,
+        messages: float = 1,
+        *,
+        is_divided: bool = False,
+        record: Traffic | None = None,
     ) -> float:
         """Bytes leave as soon as a card of each is free. Returns when the last one has crossed the slower card.
 
         `messages`: they are so many, one after the other; a piece is a share of one. `is_divided`: over all cards of a
-        host, when all are free. A device feeds them at the rate of its own link.
+        host, when all are free. A device feeds them at the rate of its own link. `record`: the collective to which they
+        belong; None: they are a message of their own.
         """
         out, into = self._cards(sender, receiver)
         cards = (out.cards, into.cards) if is_divided else (1, 1)
@@ -288,7 +299,7 @@ class Network:
         keep_busy(into.receives_free, start_s + receiving_s, all_of_them=is_divided)
         out.sending_s += sending_s * cards[0] / out.cards
         into.receiving_s += receiving_s * cards[1] / into.cards
-        self.flights.append(SimulatedMessage(sender, receiver, start_s, start_s + sending_s))
+        self.flights.append(SimulatedMessage(sender, receiver, start_s, start_s + sending_s, record))
         self._look_later(out, into)
         fed_s = self.cluster.inside.moved_s(payload_bytes, messages) if cards > (1, 1) else 0.0
         return start_s + max(sending_s, receiving_s, fed_s)

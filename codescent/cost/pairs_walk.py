@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 
 from codescent.cost.coding import ADD, COPY, Coding
+from codescent.cost.diary import Diary
+from codescent.cost.doing import Doing
 from codescent.cost.events import Clock, Event, Process
 from codescent.cost.handed import Handed
 from codescent.cost.network import Network
@@ -23,6 +25,7 @@ class Averages(Handed):
         processors: of the ranks. Threads beside the computation share them with it.
         coding: how fast they are.
         sends: called with a rank and the bytes that it sends.
+        diary: of what ranks wait for.
     """
 
     def __init__(
@@ -33,9 +36,10 @@ class Averages(Handed):
         processors: Sequence[Processor],
         coding: Coding,
         sends: Callable[[int, float], None],
+        diary: Diary,
     ) -> None:
         super().__init__(plan, clock)
-        self.network, self.processors, self.sends = network, processors, sends
+        self.network, self.processors, self.sends, self.diary = network, processors, sends, diary
         self.pairs, self.every, replicas = pairs_of(plan), plan.layout.gossip_every, plan.mesh.world_size
         numel = sum(tensor.parameter.numel for tensor in plan.trained)
         self.bytes = float(numel * DTYPE_BYTES[plan.trained[0].optimizer_dtype])
@@ -52,7 +56,9 @@ class Averages(Handed):
 
     def take(self, rank: int) -> Generator[Event | float, None, bool]:
         """Give a rank its next portion. False: there is none left. It asks rank 0."""
+        begin_s = self.clock.now_s
         yield from self.network.request(rank, 0)
+        self.diary.waited(rank, Doing.MESSAGE, begin_s)
         self.left -= 1
         return self.left >= 0
 
@@ -80,7 +86,9 @@ class Averages(Handed):
     def land(self, rank: int) -> Process:
         """Wait for the average that is under way."""
         if rank in self.flying:
+            begin_s = self.clock.now_s
             yield self.flying[rank]
+            self.diary.waited(rank, Doing.MESSAGE, begin_s)
 
     def _carry(self, rank: int, partner: int, back: Event) -> Process:
         """Weights to the passive replica, which adds half of the difference; that difference back, which is subtracted.

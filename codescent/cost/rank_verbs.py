@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from codescent.cost.arithmetic import Seconds
 from codescent.cost.coding import Coding, ElementWork, Exchanged, delivered, of_average, of_mixing, of_push
 from codescent.cost.dataflow import Dataflow, StageMessage
+from codescent.cost.diary import Diary
+from codescent.cost.doing import Doing
 from codescent.cost.events import Clock, Event, Process
 from codescent.cost.network import Network
 from codescent.cost.pairs_walk import Averages
@@ -76,14 +78,14 @@ class RankVerbs:
     ) -> None:
         self.plan, self.seconds, self.clock, self.network, self.coding = plan, seconds, clock, network, coding
         self.numbers = numbers
-        self.processors = processors
+        self.processors, self.diary = processors, Diary(clock)
         self.servers: Servers | None = None
         self.averages: Averages | None = None
         verbs = {at.verb for program in (*plan.schedule.programs, *plan.schedule.opening) for at in program}
         if Verb.PUSH in verbs:
-            self.servers = Servers(plan, clock, network, self.processors, coding)
+            self.servers = Servers(plan, clock, network, self.processors, coding, self.diary)
         elif plan.layout.averages_beside:
-            self.averages = Averages(plan, clock, network, self.processors, coding, self._sends)
+            self.averages = Averages(plan, clock, network, self.processors, coding, self._sends, self.diary)
         self.arms: dict[Verb, Callable[[SimulatedRank, Instruction, Sums], Process]] = {
             verb: getattr(self, f"_{verb}") for verb in verbs
         }
@@ -105,21 +107,28 @@ class RankVerbs:
             if record.verb is Verb.REDUCE:
                 rank.reductions.append(done)
             else:
-                yield done
+                yield from self._await(rank, done, Doing.COLLECTIVE)
         for one in sums.follows:
-            yield self._begin(rank, one)
+            yield from self._await(rank, self._begin(rank, one), Doing.COLLECTIVE)
+
+    def _await(self, rank: SimulatedRank, event: Event, why: Doing) -> Process:
+        """Wait for an event. Until what ends with it has begun, the rank waits for another one."""
+        begin_s = self.clock.now_s
+        yield event
+        self.diary.waited(rank.number, why, begin_s, event.begun_s)
 
     def _pass(self, rank: SimulatedRank, at: Instruction, sums: Sums) -> Process:
         """A computation waits for the message that it reads."""
         if (wanted := self.flow.reads(rank.coordinates["pp"], at)) is not None:
-            yield self._arrival(rank, rank.number, wanted)
+            yield from self._await(rank, self._arrival(rank, rank.number, wanted), Doing.MESSAGE)
         yield from self._compute(rank, at, sums)
 
     _forward = _backward = _backward_input = _pass
     _load = _backward_weight = _step = _compute
 
     def _reduce(self, rank: SimulatedRank, at: Instruction, sums: Sums) -> Process:
-        yield from rank.reductions
+        for done in rank.reductions:
+            yield from self._await(rank, done, Doing.COLLECTIVE)
         rank.reductions.clear()
         yield from self._compute(rank, at, sums)
 
@@ -138,7 +147,8 @@ class RankVerbs:
             yield from rank.codes(self.averages.merge(rank.number))
             return
         assert at.fragment is not None
-        yield from rank.flying.pop(at.fragment)
+        for done in rank.flying.pop(at.fragment):
+            yield from self._await(rank, done, Doing.COLLECTIVE)
         yield from rank.codes(self._share_s(of_average(self.plan)[1], at))
         yield from self._compute(rank, at, sums)
 
@@ -179,9 +189,11 @@ class RankVerbs:
         for target in graph.targets(round_number, index):
             arrived = self.exchanged.setdefault((group[target], rank.number, step), Event())
             rank.sent[-1] += size
+            arrived.begun_s = self.clock.now_s
             self.clock.start(self._hand_over(self.network.share(rank.number, group[target], size), arrived))
         for source in sources:
-            yield self.exchanged.setdefault((rank.number, group[source], step), Event())
+            awaited = self.exchanged.setdefault((rank.number, group[source], step), Event())
+            yield from self._await(rank, awaited, Doing.MESSAGE)
         yield from rank.codes(self._share_s(after, at))
         others = [one for one in sums.follows if one not in sent]
         yield from self._compute(rank, at, Sums(sums.begins, others))
@@ -192,6 +204,7 @@ class RankVerbs:
         receiver = self.plan.mesh.rank_at({**rank.coordinates, "pp": at.peer})
         arrived = self._arrival(rank, receiver, self.flow.message(rank.coordinates["pp"], at))
         size = self._message_bytes(rank, at)
+        arrived.begun_s = self.clock.now_s
         self.clock.start(self._hand_over(self._message(rank, receiver, size), arrived))
         yield 0.0
 
@@ -220,7 +233,9 @@ class RankVerbs:
         if before is not None:
             yield before
         yield from rank.codes(one.times * coding.before_s)
-        yield self._join(rank, one.record, one.times, in_pieces=one.in_pieces)
+        joined = self._join(rank, one.record, one.times, in_pieces=one.in_pieces)
+        yield joined
+        done.begun_s = joined.begun_s
         yield from rank.codes(one.times * coding.after_s)
         self.clock.happens(done)
 

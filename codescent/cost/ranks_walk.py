@@ -3,14 +3,16 @@ Does not measure. simulate.py has one step of a pipeline's stages in relative un
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Self, TypeVar
+from typing import Self
 
 from codescent.clusters.cluster import Cluster
 from codescent.cost.amounts import Phase, phases
 from codescent.cost.arithmetic import Seconds
 from codescent.cost.coding import Coding
+from codescent.cost.doing import Doing, Window
 from codescent.cost.events import Clock, Process
 from codescent.cost.handed import Handed, meets, segments_of
 from codescent.cost.network import Network
@@ -19,7 +21,7 @@ from codescent.cost.processor import Processor
 from codescent.cost.rank_program import Program, program_of
 from codescent.cost.rank_verbs import RankVerbs, SimulatedRank
 from codescent.cost.served_walk import Servers
-from codescent.cost.simulate import Deadlock, SimulatedMessage, Span
+from codescent.cost.simulate import Deadlock, Span
 from codescent.cost.walked import RankMeans, Walk, mean_step_s
 from codescent.plan import Instruction, Plan, Verb
 from codescent.strategies.gossip_graphs import DRAWN, graph_of
@@ -29,7 +31,6 @@ COMPUTES = (Verb.LOAD, Verb.FORWARD, Verb.BACKWARD, Verb.REDUCE, Verb.STEP)
 """Verbs of a step without exchanges. REDUCE then has nothing to await."""
 DRAWN_ROUNDS = 16
 """Rounds that are walked where each has other neighbours."""
-_Timed = TypeVar("_Timed", Span, SimulatedMessage)
 
 
 def walk(
@@ -98,6 +99,8 @@ class _Simulation(RankVerbs):
         self.programs: dict[tuple[int, int], Program] = {}  # by stage and step of a round
         self.alike: dict[tuple[int, tuple[Instruction, ...], tuple[bool, ...]], Program] = {}  # most steps are
         self.spans: list[Span] = []
+        self.early: list[Span] = []  # of steps that are not measured, but may end later
+        self.diary.is_kept = timeline
         return self
 
     def run(self) -> Walk:
@@ -115,12 +118,15 @@ class _Simulation(RankVerbs):
             raise Deadlock({rank: (at, "another rank") for rank, at in stuck.items() if at is not None})
 
     def _walk(self, step_s: float, ranks: tuple[RankMeans, ...], begin_s: float) -> Walk:
+        window = Window(begin_s, math.inf)
+        early = [span for span in self.early if span.end_s > max(begin_s, span.start_s)]
         return Walk(
             step_s,
             self.plan.work.tokens / step_s if step_s else 0.0,
             ranks,
-            timeline=_since(sorted(self.spans, key=lambda span: (span.start_s, span.stage)), begin_s),
-            flights=_since(self.network.flights if self.timeline else [], begin_s),
+            timeline=window.cut(sorted([*early, *self.spans], key=lambda span: (span.start_s, span.stage))),
+            flights=window.cut(self.network.flights if self.timeline else []),
+            activities=window.cut(sorted(self.diary.activities, key=lambda at: (at.start_s, at.stage))),
         )
 
     def _steps(self, rank: SimulatedRank) -> Process:
@@ -160,9 +166,10 @@ class _Simulation(RankVerbs):
             rank.at = instruction
             start_s, busy_s = self.clock.now_s, rank.busy_s[-1]
             yield from self.arms[instruction.verb](rank, instruction, sums)
-            if self.timeline and len(rank.ends_s) >= self.warm_up:
+            if self.timeline:
                 waits_s = self.clock.now_s - start_s - (rank.busy_s[-1] - busy_s)
-                self.spans.append(Span(rank.number, instruction, start_s, self.clock.now_s, max(0.0, waits_s)))
+                spans = self.spans if len(rank.ends_s) >= self.warm_up else self.early
+                spans.append(Span(rank.number, instruction, start_s, self.clock.now_s, max(0.0, waits_s)))
         rank.ends_s.append(self.clock.now_s)
 
     def _program(self, stage: int, number: int) -> Program:
@@ -231,7 +238,7 @@ class _HandedWalk(_Simulation):
                 assert self.averages is not None
                 yield from self._shares(rank, self.averages)
             if self.ends:
-                yield self.handed.meet()
+                yield from self._await(rank, self.handed.meet(), Doing.RANK)
             if not rank.number:
                 self.known.append((segment.stop, self.clock.now_s))
         rank.has_ended = True
@@ -268,12 +275,3 @@ def _times(rank: SimulatedRank, warm_up: int) -> RankMeans:
     sent = rank.sent[warm_up:]
     busy_s, coding_s = (sum(amounts[warm_up:]) / steps for amounts in (rank.busy_s, rank.coding_s))
     return RankMeans(took_s / steps, busy_s, sum(sent) / steps, max(sent), coding_s)
-
-
-def _since(found: Sequence[_Timed], begin_s: float) -> tuple[_Timed, ...]:
-    """What began at `begin_s` or later, with times from then."""
-    return tuple(
-        replace(one, start_s=one.start_s - begin_s, end_s=one.end_s - begin_s)
-        for one in found
-        if one.start_s >= begin_s
-    )

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from codescent.cost.coding import COPY, Coding, of_push
+from codescent.cost.diary import Diary
+from codescent.cost.doing import Doing
 from codescent.cost.events import Clock, Event, Process
 from codescent.cost.handed import Handed
 from codescent.cost.network import Network
@@ -48,13 +50,20 @@ class Servers(Handed):
         clock, network: of the walk.
         processors: of all ranks, those that only serve included.
         coding: how fast they are.
+        diary: of what workers wait for, and of what servers do.
     """
 
     def __init__(
-        self, plan: Plan, clock: Clock, network: Network, processors: Sequence[Processor], coding: Coding
+        self,
+        plan: Plan,
+        clock: Clock,
+        network: Network,
+        processors: Sequence[Processor],
+        coding: Coding,
+        diary: Diary,
     ) -> None:
         super().__init__(plan, clock)
-        self.network, self.processors = network, processors
+        self.network, self.processors, self.diary = network, processors, diary
         workers, layout = plan.mesh.world_size, plan.layout
         bound = 0 if layout.updates == "synchronous" else layout.staleness
         together = pushes_together(layout, workers)
@@ -112,6 +121,7 @@ class Servers(Handed):
         others ask it (see `Worker._sent_to_all` of coupling/worker.py).
         """
         self.numbers[worker] += 1
+        begin_s = self.clock.now_s
         arrived, applied = ([Event() for _ in self.queues] for _ in range(2))
         for index in self._turned(worker):
             self.clock.start(self._send_part(self.queues[index], worker, arrived[index]))
@@ -119,29 +129,38 @@ class Servers(Handed):
         first = self.queues[0].rank
         if len(self.queues) > 1:
             yield self.network.latency_s(worker, first) * 2  # their answers, and the word to the first one
+        self.diary.waited(worker, Doing.SERVER, begin_s)
+        begin_s = self.clock.now_s
         for queue, done in zip(self.queues, applied, strict=True):
             queue.pushes.append((worker, self.numbers[worker], done))
             self._settle(queue)
         yield applied[0]
+        self.diary.waited(worker, Doing.RANK, begin_s)
+        begin_s = self.clock.now_s
         yield self.network.latency_s(worker, first)
+        self.diary.waited(worker, Doing.SERVER, begin_s)
 
     def pull(self, worker: int) -> Process:
         """Fetch the weights of all servers, and ask for work. A request and its answer cross the link one by one.
 
         Where pulls may wait, the first server grants the weights before they are asked for.
         """
-        first, granted = self.queues[0], Event()
+        first, granted, begin_s = self.queues[0], Event(), self.clock.now_s
         there_and_back_s = 2 * self.network.latency_s(worker, first.rank)
         if self.reserves:
             self.clock.start(self._grant(first, worker, granted))
             yield granted
+            self.diary.waited(worker, Doing.RANK, begin_s)
+            begin_s = self.clock.now_s
             yield there_and_back_s
         arrived = [Event() for _ in self.queues]
         for index in self._turned(worker):
             is_granted = self.reserves and index == 0
             self.clock.start(self._send_weights(self.queues[index], worker, arrived[index], is_granted=is_granted))
         yield from arrived
+        leaves_s = max((event.begun_s or 0.0 for event in arrived), default=begin_s)
         yield there_and_back_s  # for work
+        self.diary.waited(worker, Doing.SERVER, begin_s, leaves_s)
         self.portions.weights_given(worker)
 
     def _turned(self, worker: int) -> list[int]:
@@ -150,8 +169,10 @@ class Servers(Handed):
         return [(worker + index) % count for index in range(count)]
 
     def _send_part(self, queue: _Queue, worker: int, arrived: Event) -> Process:
+        begin_s = self.clock.now_s
         yield self.network.share(worker, queue.rank, queue.push_bytes, self.largest_bytes)
         yield from self.processors[queue.rank].work(queue.receive_s)
+        self.diary.did(queue.rank, Doing.RECEIVE, begin_s)
         self.clock.happens(arrived)
 
     def _grant(self, queue: _Queue, worker: int, granted: Event) -> Process:
@@ -167,6 +188,7 @@ class Servers(Handed):
             granted = Event()
             self.clock.start(self._grant(queue, worker, granted))
             yield granted
+        arrived.begun_s = begin_s = self.clock.now_s  # until then it has waited for other workers
         version = queue.ledger.version
         if queue.have.get(worker) == version:
             yield self.network.latency_s(worker, queue.rank)
@@ -176,6 +198,7 @@ class Servers(Handed):
                 yield from self.processors[queue.rank].work(queue.publish_s)
             yield self.network.share(queue.rank, worker, queue.pull_bytes, self.largest_bytes)
             queue.have[worker] = version
+            self.diary.did(queue.rank, Doing.ANSWER, begin_s)
         self.clock.happens(arrived)
 
     def _settle(self, queue: _Queue) -> None:
@@ -199,6 +222,8 @@ class Servers(Handed):
             if decision.verdict is Verdict.WAIT:
                 continue
             queue.pushes.remove(waiting)
+            if decision.verdict is Verdict.APPLY:
+                self.diary.did(queue.rank, Doing.APPLY, self.clock.now_s)
             if queue is self.queues[0] and decision.verdict is Verdict.APPLY:
                 self._done(queue, worker, decision)
             self.clock.happens(applied)

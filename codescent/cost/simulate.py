@@ -10,8 +10,9 @@ from enum import StrEnum
 from typing import Protocol
 
 from codescent.cost.dataflow import Dataflow, StageMessage
+from codescent.cost.doing import Activity, Doing
 from codescent.cost.events import Clock, Event, Process
-from codescent.plan import SENDS, Instruction, Schedule, Verb
+from codescent.plan import SENDS, Instruction, Schedule, Traffic, Verb
 
 Seconds = float | tuple[float, ...]
 """One number for all stages, or a tuple: one number per virtual stage (chunk c of stage s of p has index c p + s).
@@ -61,7 +62,8 @@ def _of(seconds: Seconds, virtual: int) -> float:
 class Span:
     """An instruction of a stage with its begin and end, in seconds from the start of the step.
 
-    `waits_s`: the part before its end in which the stage waits for collectives.
+    `waits_s`: the part before its end in which the stage waits for collectives. Of a walk over ranks: all its seconds
+    without arithmetic; `Walk.activities` says when and why.
     """
 
     stage: int
@@ -73,12 +75,16 @@ class Span:
 
 @dataclass(frozen=True)
 class SimulatedMessage:
-    """A message between two stages, in seconds from the start of the step: it leaves `stage` and arrives at `peer`."""
+    """A message between two stages, in seconds from the start of the step: it leaves `stage` and arrives at `peer`.
+
+    `record`: of a walk over ranks: the collective to which it belongs; None: to none.
+    """
 
     stage: int
     peer: int
     start_s: float
     end_s: float
+    record: Traffic | None = None
 
 
 @dataclass(frozen=True)
@@ -106,7 +112,8 @@ class StageTimes:
 class Simulation:
     """One simulated step: its duration, the times of each stage, all instructions and messages sorted by begin.
 
-    `lane`: what has a row of its own in a picture; "rank" where each rank is simulated (ranks_walk.py).
+    `activities`: for what each stage waits, and when; of a walk over ranks also what a server does. `lane`: what has a
+    row of its own in a picture; "rank" where each rank is simulated (ranks_walk.py). `names`: of the rows.
     """
 
     makespan_s: float
@@ -114,6 +121,12 @@ class Simulation:
     timeline: tuple[Span, ...]
     messages: tuple[SimulatedMessage, ...] = ()
     lane: str = "stage"
+    activities: tuple[Activity, ...] = ()
+    names: tuple[str, ...] = ()
+
+    def name(self, row: int) -> str:
+        """The name of a row."""
+        return self.names[row] if self.names else f"{self.lane} {row}"
 
     @property
     def ideal_s(self) -> float:
@@ -181,6 +194,7 @@ class _Simulator:
         self.live: list[set[tuple[int, int | None]]] = [set() for _ in self.programs]  # (chunk, micro-batch)
         self.peak_live = [0] * len(self.programs)
         self.spans: list[Span] = []
+        self.activities: list[Activity] = []
         self.flights: list[SimulatedMessage] = []
         # By message: its sender has reached the send, its receiver the receive, it has arrived.
         self.sent, self.expected, self.arrived = (defaultdict[StageMessage, Event](Event) for _ in range(3))
@@ -201,7 +215,9 @@ class _Simulator:
         stages = zip(self.busy, self.data_wait, self.comm_wait, idle, self.peak_live)
         timeline = sorted(self.spans, key=lambda span: span.start_s)
         messages = sorted(self.flights, key=lambda flight: flight.start_s)
-        return Simulation(makespan, tuple(StageTimes(*stage) for stage in stages), tuple(timeline), tuple(messages))
+        waits = sorted(self.activities, key=lambda wait: wait.start_s)
+        times = tuple(StageTimes(*stage) for stage in stages)
+        return Simulation(makespan, times, tuple(timeline), tuple(messages), activities=tuple(waits))
 
     def _walk(self, stage: int) -> Process:
         """The process of a stage: its instructions, one after the other."""
@@ -215,8 +231,8 @@ class _Simulator:
         held = at.chunk, at.microbatch
         if (needed := self.flow.reads(stage, at)) is not None:
             yield self.expected[needed]
-            yield from self._wait(stage, self.sent[needed], self.data_wait)
-            yield from self._wait(stage, self.arrived[needed], self.comm_wait)
+            yield from self._wait(stage, self.sent[needed], Doing.RANK)
+            yield from self._wait(stage, self.arrived[needed], Doing.MESSAGE)
         if at.verb is Verb.FORWARD:
             self.live[stage].add(held)
             self.peak_live[stage] = max(self.peak_live[stage], len(self.live[stage]))
@@ -225,8 +241,10 @@ class _Simulator:
         start_s, spent_s = self.clock.now_s, self.costs.compute_s(stage, at, self.flow.virtual(stage, at))
         self.busy[stage] += spent_s
         waits_s = self.waits.get((stage, at), 0.0)
-        self.comm_wait[stage] += waits_s
-        yield spent_s + waits_s
+        yield spent_s
+        begin_s = self.clock.now_s
+        yield waits_s
+        self._waited(stage, Doing.COLLECTIVE, begin_s)
         self.spans.append(Span(stage, at, start_s, self.clock.now_s, waits_s))
 
     def _communicate(self, stage: int, at: Instruction, peer: int) -> Process:
@@ -238,9 +256,9 @@ class _Simulator:
             self.clock.start(self._carry(stage, peer, message))
         if self.sends is Sends.BLOCKING:
             other = (self.expected if is_send else self.sent)[message]
-            yield from self._wait(stage, other, self.comm_wait if is_send else self.data_wait)
+            yield from self._wait(stage, other, Doing.MESSAGE if is_send else Doing.RANK)
             start_s = self.clock.now_s
-            yield from self._wait(stage, self.arrived[message], self.comm_wait)
+            yield from self._wait(stage, self.arrived[message], Doing.MESSAGE)
         self.spans.append(Span(stage, at, start_s, self.clock.now_s))
 
     def _carry(self, stage: int, peer: int, message: StageMessage) -> Process:
@@ -258,7 +276,14 @@ class _Simulator:
         self.clock.happens(self.arrived[message])
         self.flights.append(SimulatedMessage(stage, peer, start_s, self.clock.now_s))
 
-    def _wait(self, stage: int, event: Event, account: list[float]) -> Process:
+    def _wait(self, stage: int, event: Event, why: Doing) -> Process:
         begin_s = self.clock.now_s
         yield event
+        self._waited(stage, why, begin_s)
+
+    def _waited(self, stage: int, why: Doing, begin_s: float) -> None:
+        """Count what a stage has waited until now."""
+        account = self.data_wait if why is Doing.RANK else self.comm_wait
         account[stage] += self.clock.now_s - begin_s
+        if self.clock.now_s > begin_s:
+            self.activities.append(Activity(stage, why, begin_s, self.clock.now_s))

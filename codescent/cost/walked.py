@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from codescent.cost.doing import Activity
 from codescent.cost.simulate import SimulatedMessage, Span
 
 
@@ -55,6 +56,7 @@ class Walk:
         timeline: the instructions of the measured rounds, with `Span.stage` the rank; times from their begin.
         flights: what was sent in them, with `SimulatedMessage.stage` the rank that sends; a ring's message for each of
             its ranks.
+        activities: for what each rank waited in them, and what each server did.
     """
 
     step_s: float
@@ -64,6 +66,7 @@ class Walk:
     staleness: tuple[int, ...] = ()
     timeline: tuple[Span, ...] = ()
     flights: tuple[SimulatedMessage, ...] = ()
+    activities: tuple[Activity, ...] = ()
 
     @property
     def computes(self) -> float:

@@ -3,13 +3,14 @@ Does not simulate (cost/ranks_walk.py does). Time is in steps of arithmetic: no 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from codescent.clusters.by_links import of_links
 from codescent.clusters.link import Link
 from codescent.cost.coding import Coding
-from codescent.cost.simulate import SimulatedMessage, Span
+from codescent.cost.doing import SERVES, Window, parts_without
+from codescent.cost.simulate import SimulatedMessage
 from codescent.cost.walked import Walk
 from codescent.explain.content import Arrow, Bar, RankLanes, Tone
 from codescent.explain.language import Language
@@ -81,28 +82,20 @@ def at_work(
 
 
 def _lanes(plan: Plan, walk: Walk, say: Language, end: float, *, arrows: bool) -> RankLanes:
+    shown_time = Window(0.0, end)
+    waits = [at for at in shown_time.cut(walk.activities) if at.doing not in SERVES]
     bars = []
-    for span in _until(walk, end):
+    for span in shown_time.cut(walk.timeline):
         tone = TONES.get(span.instruction.verb, Tone.OTHER)
-        begins_to_wait = span.end_s - span.waits_s
-        if begins_to_wait > span.start_s:
-            bars.append(Bar(span.stage, span.start_s, begins_to_wait, tone))
-        if span.waits_s > 0:
-            bars.append(Bar(span.stage, begins_to_wait, span.end_s, Tone.WAITING))
+        own = [at for at in waits if at.stage == span.stage]
+        bars += [Bar(span.stage, begin, ends, tone) for begin, ends in parts_without(span, own)]
+    bars += [Bar(at.stage, at.start_s, at.end_s, Tone.WAITING) for at in waits]
     names = [say("server {number}", number=rank) if rank not in plan.mesh else say("rank {number}", number=rank)
              for rank in range(plan.world_size)]  # fmt: skip
     shown = [arrow for arrow in joined(walk.flights) if arrow.received <= end] if arrows else []
     there = {bar.tone for bar in bars}
     legend = [(tone, name) for tone, name in _names(say).items() if tone in there]
     return RankLanes(names, bars, say("steps of arithmetic"), shown, legend)
-
-
-def _until(walk: Walk, end: float) -> Iterator[Span]:
-    """What begins before a moment, and is cut there. The wait is the last part of a span."""
-    for span in walk.timeline:
-        if span.start_s < end:
-            late = max(0.0, span.end_s - end)
-            yield replace(span, end_s=span.end_s - late, waits_s=max(0.0, span.waits_s - late))
 
 
 def joined(flights: Iterable[SimulatedMessage]) -> list[Arrow]:

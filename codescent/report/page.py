@@ -18,7 +18,7 @@ from codescent import __version__
 from codescent.base.amounts import of_seconds
 from codescent.base.visible import visible
 from codescent.report.content import Column, Item, Listing, Picture, Report, ReportSection, Table, Timeline, Words
-from codescent.report.run_figures import IDLE, kind_colour, legend
+from codescent.report.run_figures import IDLE, has_idle, kind_colour, legend
 from codescent.report.style import no_matplotlib, picture_bytes
 from codescent.report.walk import StepTimeline
 
@@ -32,6 +32,7 @@ VARIABLES = {
     "#000000": "ink", "#444444": "grey", "#dddddd": "rule", "#eeeeee": "waiting", "#c8c8c8": "bubble",
     "#ffffff": "paper", "#999999": "pale", "#0072b2": "blue", "#d55e00": "vermilion", "#009e73": "green",
     "#cc79a7": "pink", "#e69f00": "orange", "#56b4e9": "sky",
+    "#8c564b": "brown", "#f0e442": "yellow",
 }  # fmt: skip
 """The colours of style.py as variables of page.css, which has each for light and for dark."""
 KINDS: Sequence[tuple[type, str]] = (
@@ -145,7 +146,8 @@ def _lanes(timeline: Timeline) -> Lanes:
     end = max(walk.step_s for walk in timeline.walks)
     scale, unit = (1e3, "ms") if end < 1 else (1.0, "s")
     ticks = [(25.0 * n, f"{end * scale * n / 4:.3g} {unit}") for n in range(4)]
-    kinds = [*legend(timeline.walks).items(), (IDLE, "waiting")]
+    idle = [(IDLE, "waiting")] if has_idle(timeline.walks) else []
+    kinds = [*legend(timeline.walks).items(), *idle]
     return Lanes(end, scale, unit, ticks, [(kind, name) for name, kind in kinds])
 
 

@@ -9,26 +9,28 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from codescent.plan import RECEIVES, SENDS, Verb
+from codescent.cost.doing import Doing
 from codescent.report.bars import MOST_BARS, bars_figure, bytes_axis, shortened, stacked
 from codescent.report.content import Picture, Timeline
 from codescent.report.frame import legend_above
 from codescent.report.style import (
-    COLLECTIVE,
     COLOURS,
+    DOING,
     LINE_GREY,
     MEMORY,
     PALETTE,
     PARTS,
     PICTURE_IN,
     TEXT_GREY,
+    VERB_NAMES,
     WAITING,
     literal,
     plain,
 )
 from codescent.report.summary import Summary
-from codescent.report.walk import COMMUNICATION, WAITS, StepTimeline
+from codescent.report.walk import StepTimeline
 from codescent.results import PARTS as PART_NAMES
+from codescent.trace.intervals import union, without
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,6 +43,8 @@ GREY_POINTS = 40
 """Points of a grey curve."""
 IDLE = "idle"
 """Name of the time of a rank in which a picture of a step has no box."""
+SEEN = 0.001
+"""Shares of a time axis that are shorter cannot be seen."""
 MOST_NUMBERED = 400
 """Boxes of a picture of a step that have numbers."""
 
@@ -182,25 +186,40 @@ def step_picture(timeline: Timeline, name: str) -> Picture:
 
 def kind_colour(kind: str) -> str:
     """The colour of a box of a timeline."""
-    if kind == WAITS:
-        return PARTS["bubble_s"][1]
-    return COLOURS.get(kind, COLLECTIVE if kind == COMMUNICATION else PARTS["other_s"][1])  # type: ignore[call-overload,no-any-return]
+    return _look(kind)[1]
 
 
 def kind_name(kind: str) -> str:
-    """The name of a box of a timeline; a part of a step is called as in other figures."""
-    names = {Verb.LOAD: "data", Verb.STEP: "optimizer", WAITS: "waiting for other ranks"}
-    names |= dict.fromkeys((*SENDS, *RECEIVES), "message")
-    return {str(name): said for name, said in names.items()}.get(kind, kind.replace("_", " "))
+    """The name of a box of a timeline, as in the pictures of `codescent plan --timeline`."""
+    return _look(kind)[0]
+
+
+def _look(kind: str) -> tuple[str, str]:
+    """The name and the colour of a box."""
+    looks = {str(why): look for why, look in DOING.items()}
+    looks |= {str(verb): (VERB_NAMES[verb], colour) for verb, colour in COLOURS.items()}
+    return looks.get(kind, PARTS["other_s"])
 
 
 def legend(walks: Sequence[StepTimeline]) -> dict[str, str]:
-    """For each name of the boxes of timelines a kind that has it, in the order of a step."""
-    kinds = dict.fromkeys(box.kind for walk in walks for box in walk.boxes)
+    """For each name of the boxes of timelines a kind that has it: what is computed, then the waits."""
+    found_kinds = dict.fromkeys(box.kind for walk in walks for box in walk.boxes)
+    kinds = sorted(found_kinds, key=lambda kind: kind in set(Doing))
     found: dict[str, str] = {}
     for kind in kinds:
         found.setdefault(kind_name(kind), kind)
     return found
+
+
+def has_idle(walks: Sequence[StepTimeline]) -> bool:
+    """Whether a rank has time without a box that can be seen."""
+
+    def gaps(walk: StepTimeline, rank: int) -> Iterator[float]:
+        boxes = union((box.start_s, box.start_s + box.length_s) for box in walk.boxes if box.rank == rank)
+        return (end - begin for begin, end in without([(0.0, walk.step_s)], boxes))
+
+    longest = max((walk.step_s for walk in walks), default=0.0)
+    return any(gap > SEEN * longest for walk in walks for rank in walk.ranks for gap in gaps(walk, rank))
 
 
 def _draw_walk(axes: Axes, walk: StepTimeline, scale: float) -> None:
@@ -226,4 +245,5 @@ def _walk_legend(walks: Sequence[StepTimeline]) -> list[Patch]:
     from matplotlib.patches import Patch
 
     patches = [Patch(color=kind_colour(kind), label=name) for name, kind in legend(walks).items()]
-    return [*patches, Patch(facecolor=WAITING, edgecolor=LINE_GREY, label=IDLE)]
+    idle = Patch(facecolor=WAITING, edgecolor=LINE_GREY, label=IDLE)
+    return [*patches, *([idle] if has_idle(walks) else [])]

@@ -3,13 +3,14 @@ Does not simulate (cost/simulate.py does) and does not write a file (timeline.py
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from codescent.cost.lengths import InstructionCollectives, Lengths
-from codescent.cost.simulate import Simulation, Span
-from codescent.plan import Instruction, Verb
+from codescent.cost.lengths import Lengths
+from codescent.cost.simulate import Simulation
+from codescent.plan import Verb
 from codescent.report.frame import (
     EDGE_IN,
     LEGEND_SIZE,
@@ -20,53 +21,70 @@ from codescent.report.frame import (
     title_block,
     write,
 )
-from codescent.report.style import COLLECTIVE, COLOURS, SKY, WAITING, picture_bytes
+from codescent.report.step_boxes import (
+    ANOTHER_STAGE,
+    GATHER,
+    IDLE,
+    PictureBand,
+    PictureBox,
+    PictureLook,
+    boxes_of,
+    is_idle,
+    verb_look,
+    wait_look,
+)
+from codescent.report.style import COLOURS, DOING, WAITING, picture_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-LANES = {"collectives": COLLECTIVE, "messages": SKY}
-"""What is drawn in thin lanes below the row of a stage, and its colour."""
-
 UNIT_IN = 0.3
 """Width of a unit. It is the same in every picture, so that two pictures compare, unless the step is too long."""
 BOX_IN, ROW_IN, LANE_IN, MARGIN_IN, NARROWEST_IN, WIDEST_IN = 0.34, 0.4, 0.13, 0.8, 9.0, 46.0
 LEGEND_ROW_IN, AXIS_IN = 0.22, 0.5  # a row of the legend; ticks, numbers and name of the axis
 DIGIT_IN = 0.075  # width of a digit; if the boxes are narrower than two thirds of their numbers, numbers are left out
-
-Slices = Sequence[tuple[int, float, float]]
-"""Stage, begin and duration of each."""
+SMALL_DIGIT_IN = 0.05  # in a lane
+EDGED_IN = 0.03
+"""Narrower boxes have no white edge, which would hide them."""
+DPI = 110
+SEEN_IN = 1 / DPI
+LEAST_IN = SEEN_IN / 4
+"""A quarter of a pixel. Narrower boxes are not drawn: nobody could see them, but the legend would name them."""
+_DARK = (COLOURS[Verb.FORWARD], COLOURS[Verb.BACKWARD], COLOURS[Verb.STEP], COLOURS[Verb.LOAD])
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """The axes of a picture. Units of time go to the right, inches down; a stage has a row and its lanes.
+    """The axes of a picture. Units of time go to the right, inches down; a row has its lanes below it.
 
-    `numbered`: whether boxes are wide enough for the numbers of their micro-batches.
+    Attributes:
+        unit_in: inches of a unit.
+        lanes: those that any row has.
+        numbered: whether boxes are wide enough for the numbers of their micro-batches.
     """
 
     axes: Axes
-    row_in: float
+    unit_in: float
+    lanes: Sequence[PictureBand]
     numbered: bool
 
-    def place(self, stage: int) -> float:
-        """The middle of a stage's row."""
-        return stage * self.row_in
+    @property
+    def row_in(self) -> float:
+        """A row with its lanes."""
+        return ROW_IN + len(self.lanes) * LANE_IN
 
+    def place(self, row: int) -> float:
+        """The middle of a row."""
+        return row * self.row_in
 
-def communication(
-    simulation: Simulation, exchanges: Mapping[tuple[int, Instruction], InstructionCollectives]
-) -> dict[str, Slices]:
-    """The slices of each lane that has any: collectives that overlap with computing, and messages between stages."""
-    collectives = [
-        (span.stage, span.start_s, exchange.overlapped_s)
-        for span in simulation.timeline
-        if (exchange := exchanges.get((span.stage, span.instruction))) is not None and exchange.overlapped_s
-    ]
-    messages = [(at.stage, at.start_s, at.end_s - at.start_s) for at in simulation.messages if at.end_s > at.start_s]
-    return {name: found for name, found in zip(LANES, (collectives, messages)) if found}
+    def heights(self, box: PictureBox) -> tuple[float, float]:
+        """Top and height of a box."""
+        top, high = self.place(box.row) - BOX_IN / 2, BOX_IN
+        if box.band is not PictureBand.ROW:
+            top, high = top + BOX_IN + 0.02 + self.lanes.index(box.band) * LANE_IN, LANE_IN - 0.03
+        return (top, high) if box.third is None else (top + box.third * high / 3, high / 3)
 
 
 def measured(simulation: Simulation) -> str:
@@ -88,41 +106,40 @@ def picture(
     widest_in: float = WIDEST_IN,
     config: str = "",
 ) -> bytes:
-    """A picture with a row for each stage and time to the right. Boxes that are wide enough show micro-batch numbers.
+    """A picture with a row for each stage or rank, and time to the right. The legend has what is drawn, and no more.
 
-    Below a row are the stage's collectives that overlap with computing, and the messages that it sends. Collectives for
-    which the stage waits are boxes of its row. `suffix` is one of `picture.PICTURES`. `said`: the line below the title,
-    if it is not `measured`. `widest_in`: most inches of the axis. `config`: what is simulated, in a line.
+    A row has what is computed and for what it waits; that of a server what it receives, applies and answers. Below a
+    row are collectives that overlap with computing, and messages that it sends; of ranks all that their cards send.
+    `suffix` is one of `picture.PICTURES`. `said`: the line below the title, if it is not `measured`. `widest_in`: most
+    inches of the axis. `config`: what is simulated, in a line.
     """
-    figure, drawn = sheet(simulation, title, given, said or measured(simulation), widest_in, config)
-    spans = [span for span in simulation.timeline if span.end_s > span.start_s]
-    _boxes(drawn, spans)
-    _lanes(drawn, communication(simulation, given.exchanges))
-    return picture_bytes(figure, suffix)
+    return picture_bytes(sheet(simulation, title, given, said or measured(simulation), widest_in, config), suffix)
 
 
 def sheet(
-    simulation: Simulation, title: str, given: Lengths, said: str, widest_in: float, config: str
-) -> tuple[Figure, Sheet]:
-    """The figure without its boxes. What is written above and below the rows is wrapped to its width."""
+    simulation: Simulation, title: str, given: Lengths, said: str, widest_in: float = WIDEST_IN, config: str = ""
+) -> Figure:
+    """The figure of `picture`. What is written above and below the rows is wrapped to its width."""
     from matplotlib.figure import Figure
 
-    spans = [span for span in simulation.timeline if span.end_s > span.start_s]
-    lanes = communication(simulation, given.exchanges)
-    unit_in = min(UNIT_IN, widest_in / max(simulation.makespan_s, 1e-9))
-    wide, row_in = max(simulation.makespan_s * unit_in, NARROWEST_IN), ROW_IN + len(lanes) * LANE_IN
-    width, high = wide + 2 * MARGIN_IN, len(simulation.stages) * row_in
-    numbered = _numbered(spans, unit_in)
-    handles = _legend(spans, lanes)
+    end, rows = simulation.makespan_s, len(simulation.stages)
+    unit_in = min(UNIT_IN, widest_in / max(end, 1e-9))
+    boxes = [box for box in boxes_of(simulation, given.exchanges) if _is_seen(box, unit_in)]
+    lanes = [band for band in PictureBand if band is not PictureBand.ROW and any(box.band is band for box in boxes)]
+    wide = max(end * unit_in, NARROWEST_IN)
+    width, high = wide + 2 * MARGIN_IN, rows * (ROW_IN + len(lanes) * LANE_IN)
+    numbered = _numbered(boxes, unit_in)
+    idle = [IDLE] if is_idle(boxes, rows, end, SEEN_IN / unit_in) else []
+    handles = _legend([*(box.look for box in boxes), *idle], simulation.lane)
     labels, columns = legend_labels([str(patch.get_label()) for patch in handles], wide)
     above = [title_block(title), *([small_block(config)] if config else []), FrameText(said, 9.0)]
-    numbers = "numbers are micro-batches; " if numbered else ""
-    below = [small_block(f"1 unit: {given.unit}"), small_block(f"{numbers}right: {_held(simulation)}")]
-    legend_in = LEGEND_ROW_IN * -(-len(labels) // columns)
+    caption = _caption(boxes, simulation, numbered=numbered)
+    below = [small_block(f"1 unit: {given.unit}"), small_block(caption)]
     room_in = wide + MARGIN_IN - EDGE_IN
-    top_in, bottom_in = legend_in + height_of(above, room_in) + EDGE_IN, AXIS_IN + height_of(below, room_in)
+    top_in = LEGEND_ROW_IN * -(-len(labels) // columns) + height_of(above, room_in) + EDGE_IN
+    bottom_in = AXIS_IN + height_of(below, room_in)
     height = high + top_in + bottom_in
-    figure = Figure(figsize=(width, height), dpi=110)
+    figure = Figure(figsize=(width, height), dpi=DPI)
     axes = figure.add_axes((MARGIN_IN / width, bottom_in / height, wide / width, high / height))
     axes.legend(
         handles, labels, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=columns, frameon=False,
@@ -130,86 +147,107 @@ def sheet(
     )  # fmt: skip
     write(figure, above, MARGIN_IN, EDGE_IN)
     write(figure, below, MARGIN_IN, top_in + high + AXIS_IN)
-    drawn = Sheet(axes, row_in, numbered)
+    drawn = Sheet(axes, unit_in, lanes, numbered)
     _frame(drawn, simulation, wide / unit_in)
-    return figure, drawn
+    _draw(drawn, boxes)
+    return figure
 
 
-def _numbered(spans: Sequence[Span], unit_in: float) -> bool:
+def _is_seen(box: PictureBox, unit_in: float) -> bool:
+    """Boxes outside of the row of a rank have an edge, so that what is short stays visible."""
+    return box.band is not PictureBand.ROW or box.third is not None or (box.end - box.start) * unit_in >= LEAST_IN
+
+
+def _numbered(boxes: Sequence[PictureBox], unit_in: float) -> bool:
     """Whether the narrowest box of a micro-batch has room for two thirds of the longest number."""
-    boxes = [span for span in spans if _number(span) and span.end_s - span.waits_s > span.start_s]
-    shortest = min((span.end_s - span.waits_s - span.start_s for span in boxes), default=1.0)
-    return shortest * unit_in * 1.5 >= DIGIT_IN * max((len(_number(span)) for span in boxes), default=1)
+    having = [box for box in boxes if box.text and box.band is PictureBand.ROW]
+    shortest = min((box.end - box.start for box in having), default=1.0)
+    return shortest * unit_in * 1.5 >= DIGIT_IN * max((len(box.text) for box in having), default=1)
 
 
 def _frame(sheet: Sheet, simulation: Simulation, units: float) -> None:
-    axes, stages = sheet.axes, range(len(simulation.stages))
-    places = [sheet.place(stage) for stage in stages]
-    for place in places:
-        axes.broken_barh([(0, simulation.makespan_s)], (place - BOX_IN / 2, BOX_IN), color=WAITING)
+    axes, rows = sheet.axes, range(len(simulation.stages))
+    places = [sheet.place(row) for row in rows]
+    for row, place in zip(rows, places):
+        background = axes.broken_barh([(0, simulation.makespan_s)], (place - BOX_IN / 2, BOX_IN), color=WAITING, lw=0)
+        background.set_gid(f"row {row}")
     axes.set_xlim(0, units)
-    axes.set_ylim(len(stages) * sheet.row_in - ROW_IN / 2, -ROW_IN / 2)
-    axes.set_yticks(places, [f"{simulation.lane} {stage}" for stage in stages])
+    axes.set_ylim(len(rows) * sheet.row_in - ROW_IN / 2, -ROW_IN / 2)
+    axes.set_yticks(places, [simulation.name(row) for row in rows])
     axes.set_xlabel("units", fontsize=8, loc="left")
     axes.tick_params(labelsize=8, length=0)
     axes.tick_params(axis="x", length=3)
     axes.spines[["top", "right", "left", "bottom"]].set_visible(False)
     held = axes.secondary_yaxis("right")
-    held.set_yticks(places, [f"holds {stage.peak_live}" for stage in simulation.stages])
+    live = [stage.peak_live for stage in simulation.stages]
+    held.set_yticks(places, [f"holds {number}" if number else "" for number in live])
     held.tick_params(labelsize=8, length=0)
     held.spines["right"].set_visible(False)
 
 
-def _boxes(sheet: Sheet, spans: Sequence[Span]) -> None:
-    """Draw what each stage computes, and after it the collectives for which it waits."""
-    alike: dict[tuple[int, Verb, bool], list[Span]] = {}
-    for span in spans:
-        alike.setdefault((span.stage, span.instruction.verb, span.instruction.chunk % 2 == 1), []).append(span)
-    for (stage, verb, odd), group in alike.items():
-        row = (sheet.place(stage) - BOX_IN / 2, BOX_IN)
-        computing = [(span.start_s, span.end_s - span.waits_s - span.start_s) for span in group]
-        waiting = [(span.end_s - span.waits_s, span.waits_s) for span in group if span.waits_s]
-        style: dict[str, Any] = {"edgecolor": "white", "lw": 0.6}
-        sheet.axes.broken_barh([box for box in computing if box[1]], row, facecolor=_colour(verb, odd=odd), **style)
-        sheet.axes.broken_barh(waiting, row, facecolor=COLLECTIVE, **style)
-        ink = "black" if odd or verb in (Verb.BACKWARD_INPUT, Verb.BACKWARD_WEIGHT) else "white"
-        for span, (start, duration) in zip(group if sheet.numbered else [], computing):
-            middle, text = (start + duration / 2, sheet.place(stage)), _number(span)
-            sheet.axes.text(*middle, text, ha="center", va="center", fontsize=8, color=ink)
+def _draw(sheet: Sheet, boxes: Iterable[PictureBox]) -> None:
+    """Draw boxes that look alike and lie in one band together, the numbers upon them."""
+    alike = defaultdict[tuple[int, PictureBand, PictureLook, bool], list[PictureBox]](list)
+    for box in boxes:
+        is_wide = (box.end - box.start) * sheet.unit_in >= EDGED_IN
+        is_edged = is_wide and box.third is None and (box.band is PictureBand.ROW or bool(box.text))
+        alike[box.row, box.band, box.look, is_edged].append(box)
+    for (row, band, look, is_edged), group in alike.items():
+        plain = 0.0 if band is PictureBand.ROW and group[0].third is None else 0.8
+        edge: dict[str, Any] = (
+            {"edgecolor": "white", "lw": 0.6} if is_edged else {"edgecolor": look.colour, "lw": plain}
+        )
+        times = [(box.start, box.end - box.start) for box in group]
+        drawn = sheet.axes.broken_barh(times, sheet.heights(group[0]), facecolor=look.colour, **edge)
+        drawn.set_gid(f"{look.name}, {band} of {row}{', edged' if is_edged else ''}")
+    for box in (box for group in alike.values() for box in group):
+        _write(sheet, box)
 
 
-def _lanes(sheet: Sheet, lanes: Mapping[str, Slices]) -> None:
-    for number, (name, slices) in enumerate(lanes.items()):
-        for stage in dict.fromkeys(stage for stage, _, _ in slices):
-            top = sheet.place(stage) + BOX_IN / 2 + 0.02 + number * LANE_IN
-            boxes = [(start, duration) for at, start, duration in slices if at == stage]
-            # The edge has the same colour, so that a short message stays visible.
-            sheet.axes.broken_barh(boxes, (top, LANE_IN - 0.03), color=LANES[name], lw=0.8, clip_on=False)
+def _write(sheet: Sheet, box: PictureBox) -> None:
+    is_row = box.band is PictureBand.ROW
+    has_room = sheet.numbered if is_row else (box.end - box.start) * sheet.unit_in > SMALL_DIGIT_IN * len(box.text)
+    if box.text and has_room:
+        top, high = sheet.heights(box)
+        ink = "white" if box.look.colour in _DARK else "black"
+        place = (box.start + box.end) / 2, top + high / 2
+        size = 8 if is_row else 6
+        sheet.axes.text(*place, box.text, ha="center", va="center_baseline", fontsize=size, color=ink, clip_on=True)
 
 
-def _legend(spans: Sequence[Span], lanes: Mapping[str, Slices]) -> list[Patch]:
+def _legend(looks: Iterable[PictureLook], lane: str) -> list[Patch]:
+    """A patch for each look that is drawn, in the order of a step."""
     from matplotlib.patches import Patch
 
-    computing = [span.instruction for span in spans if span.end_s - span.waits_s > span.start_s]
-    kinds = {(at.verb, at.chunk % 2 == 1) for at in computing}
-    ordered = sorted(kinds, key=lambda kind: (list(COLOURS).index(kind[0]), kind[1]))
-    labels = [verb.replace("_", " ") + (", odd chunks" if odd else "") for verb, odd in ordered]
-    patches = [Patch(color=_colour(verb, odd=odd), label=label) for (verb, odd), label in zip(ordered, labels)]
-    names = [name for name in LANES if name in lanes or (name == "collectives" and any(span.waits_s for span in spans))]
-    patches += [Patch(color=LANES[name], label=name) for name in names]
-    return [*patches, Patch(facecolor=WAITING, label="waiting")]
+    verbs = [verb_look(verb, is_odd=is_odd) for verb in COLOURS for is_odd in (False, True)]
+    doing = [wait_look(why, name) for why in DOING for name in ("", lane)]
+    drawn = set(looks)
+    ordered = dict.fromkeys([*verbs, *doing, GATHER, IDLE])
+    return [Patch(facecolor=look.colour, label=look.name) for look in ordered if look in drawn]
 
 
-def _colour(verb: Verb, *, odd: bool) -> str:
-    """#RRGGBB; paler for the odd chunks of a rank."""
-    parts = [int(COLOURS[verb][i : i + 2], 16) for i in (1, 3, 5)]
-    return "#" + "".join(f"{round(part + (255 - part) * (0.55 if odd else 0)):02X}" for part in parts)
-
-
-def _number(span: Span) -> str:
-    return "" if span.instruction.microbatch is None else str(span.instruction.microbatch)
-
-
-def _held(simulation: Simulation) -> str:
+def _caption(boxes: Sequence[PictureBox], simulation: Simulation, *, numbered: bool) -> str:
+    """What the numbers mean."""
     chunks = any(span.instruction.chunk for span in simulation.timeline)
-    return f"most micro-batches whose activations a {simulation.lane} holds{', counted by chunk' if chunks else ''}"
+    held = f"most micro-batches whose activations a {simulation.lane} holds{', counted by chunk' if chunks else ''}"
+    numbers = ["numbers are micro-batches"] if numbered and any(box.text for box in boxes) else []
+    units = ["below a row: blocks whose weights are gathered, or gradients summed"]
+    has_units = any(box.text and box.band is PictureBand.COLLECTIVES for box in boxes)
+    return "; ".join([*numbers, *(units if has_units else []), f"right: {held}"])
+
+
+def tracks(boxes: Iterable[PictureBox]) -> Mapping[str, list[PictureBox]]:
+    """What a trace has beside the instructions, by the name of its track."""
+    found: dict[str, list[PictureBox]] = {
+        "waits": [],
+        **{band: [] for band in PictureBand if band is not PictureBand.ROW},
+    }
+    waits = {ANOTHER_STAGE, *(name for name, _ in DOING.values())}
+    for box in boxes:
+        if box.third is not None:
+            found[PictureBand.SERVES].append(box)
+        elif box.band is not PictureBand.ROW:
+            found[box.band].append(box)
+        elif box.look.name in waits:
+            found["waits"].append(box)
+    return {name: group for name, group in found.items() if group}

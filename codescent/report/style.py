@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from codescent.base.extra import install
 from codescent.base.visible import visible
+from codescent.cost.doing import Doing
 from codescent.plan import Verb
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ LINE_GREY, TEXT_GREY, PALE_GREY = "#DDDDDD", "#444444", "#999999"
 PICTURE_IN = (5.2, 3.3)
 """Width and height of a figure of a report: two stand beside each other, one fits a telephone."""
 WAITING, COLLECTIVE = "#EEEEEE", VERMILION
+BUBBLE = "#C8C8C8"
+YELLOW, BROWN, PURPLE, TEAL, CRIMSON = "#F0E442", "#8C564B", "#6A4C93", "#A6D5D0", "#C2185B"
+"""Colours of timelines alone, where they have an area."""
 
 COLOURS: dict[Verb, str] = {
     Verb.LOAD: PALE_GREY,
@@ -35,25 +39,48 @@ COLOURS: dict[Verb, str] = {
     Verb.BACKWARD: GREEN,
     Verb.BACKWARD_INPUT: ORANGE,
     Verb.BACKWARD_WEIGHT: PINK,
-    Verb.SEND_ACTIVATION: SKY,
-    Verb.RECEIVE_ACTIVATION: SKY,
-    Verb.SEND_GRADIENT: SKY,
-    Verb.RECEIVE_GRADIENT: SKY,
-    Verb.REDUCE: VERMILION,
+    Verb.SEND_ACTIVATION: BROWN,
+    Verb.RECEIVE_ACTIVATION: BROWN,
+    Verb.SEND_GRADIENT: BROWN,
+    Verb.RECEIVE_GRADIENT: BROWN,
+    Verb.REDUCE: BROWN,
     Verb.STEP: BLACK,
-    Verb.AVERAGE: VERMILION,
-    Verb.MERGE: VERMILION,
-    Verb.PUSH: VERMILION,
-    Verb.PULL: ORANGE,
-    Verb.SERVE: VERMILION,
-    Verb.EXCHANGE: VERMILION,
+    Verb.AVERAGE: BROWN,
+    Verb.MERGE: BROWN,
+    Verb.PUSH: BROWN,
+    Verb.PULL: BROWN,
+    Verb.SERVE: BROWN,
+    Verb.EXCHANGE: BROWN,
 }
-"""The colour of each instruction in a picture of a step."""
+"""The colour of each instruction in a picture of a step, while the rank computes."""
+VERB_NAMES: dict[Verb, str] = {
+    **dict.fromkeys(COLOURS, "encodes, adds, copies"),
+    Verb.LOAD: "data",
+    Verb.FORWARD: "forward",
+    Verb.BACKWARD: "backward",
+    Verb.BACKWARD_INPUT: "backward input",
+    Verb.BACKWARD_WEIGHT: "backward weight",
+    Verb.STEP: "optimizer",
+}
+"""The name of each instruction in the legend of a step, planned or measured. Equal names have one colour."""
+DOING: dict[Doing, tuple[str, str]] = {
+    Doing.COLLECTIVE: ("in a collective", COLLECTIVE),
+    Doing.MESSAGE: ("message", SKY),
+    Doing.SERVER: ("waits for a server", YELLOW),
+    Doing.RANK: ("waits for another rank", BUBBLE),
+    Doing.RECEIVE: ("server receives", TEAL),
+    Doing.APPLY: ("server applies", CRIMSON),
+    Doing.ANSWER: ("server answers", PURPLE),
+}
+"""The name and the colour of each wait, and of what a server does. What is sent beside computing looks like the wait
+for it."""
+GATHERED = "gathered unit", PINK
+"""The name and the colour of weights that ranks gather from each other (ZeRO)."""
 PARTS: dict[str, tuple[str, str]] = {
     "forward_s": ("forward", COLOURS[Verb.FORWARD]),
     "backward_s": ("backward", COLOURS[Verb.BACKWARD]),
     "communication_s": ("communication", COLLECTIVE),
-    "bubble_s": ("bubble", "#C8C8C8"),
+    "bubble_s": ("bubble", BUBBLE),
     "optimizer_s": ("optimizer", COLOURS[Verb.STEP]),
     "data_s": ("data", ORANGE),
     "other_s": ("other", PINK),
@@ -67,7 +94,7 @@ MEMORY: dict[str, tuple[str, str]] = {
     "optimizer_bytes": ("optimizer", BLACK),
     "activations_bytes": ("activations", ORANGE),
     "buffers_bytes": ("buckets and gathered units", VERMILION),
-    "rest_bytes": ("the rest", "#C8C8C8"),
+    "rest_bytes": ("the rest", BUBBLE),
 }
 """The name and the colour of each part of a rank's memory (memory.csv), from the left of a bar."""
 

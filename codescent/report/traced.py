@@ -8,8 +8,10 @@ from pathlib import Path
 
 from codescent.base.errors import UserError
 from codescent.base.range_names import WAITING, step_of
-from codescent.plan import Instruction, Plan
-from codescent.report.walk import WAITS, StepBox, StepTimeline, sends, when
+from codescent.cost.doing import Doing
+from codescent.plan import RECEIVES, SENDS, Instruction, Plan, Verb
+from codescent.report.style import DOING
+from codescent.report.walk import StepBox, StepTimeline, sends, when
 from codescent.trace.intervals import Interval, intersection, union, without
 from codescent.trace.ranks import RankTrace, file_of, folder_of
 
@@ -88,22 +90,32 @@ def _walk(ranks: list[_Rank], step: int, plan: Plan) -> StepTimeline:
         for name, interval in rank.instructions:
             at = named.get(name)
             if at is not None and rank.steps[step][0] <= interval[0] < rank.steps[step][1]:
-                boxes += _boxes(number, at, interval, waits, origin_s, sent.get((stage, at), ""))
+                why = awaited(at, plan)
+                boxes += _boxes(number, at, why, interval, waits, origin_s, sent.get((stage, at), ""))
     end_s = max(rank.steps[step][1] for rank in ranks)
     source = f"Recorded by [profile]: step {step}, on the clock of rank 0. The profiler makes a step longer."
     return StepTimeline(f"recorded, step {step}", source, end_s - origin_s, range(len(ranks)), boxes)
 
 
+def awaited(at: Instruction, plan: Plan) -> Doing:
+    """For what an instruction waits. A trace does not say whether another rank has not come yet."""
+    if at.verb in (Verb.PUSH, Verb.PULL):
+        return Doing.SERVER
+    passes = (Verb.FORWARD, Verb.BACKWARD, Verb.BACKWARD_INPUT, *SENDS, *RECEIVES)
+    of_stages = plan.mesh.pp > 1 and at.verb in passes
+    return Doing.MESSAGE if of_stages or at.verb is Verb.EXCHANGE else Doing.COLLECTIVE
+
+
 def _boxes(
-    rank: int, at: Instruction, interval: Interval, waits: list[Interval], origin_s: float, sends_what: str
+    rank: int, at: Instruction, why: Doing, interval: Interval, waits: list[Interval], origin_s: float, sends_what: str
 ) -> list[StepBox]:
     """An instruction as boxes: where it computes, and where it waits for others."""
     found = []
     name = str(at).replace("_", " ")
-    for kind, parts in ((str(at.verb), without([interval], waits)), (WAITS, intersection([interval], waits))):
-        doing = f"waits for other ranks in {name}" if kind == WAITS else name
+    for kind, parts in ((str(at.verb), without([interval], waits)), (why, intersection([interval], waits))):
+        doing = f"{DOING[why][0]} in {name}" if kind == why else name
         for begin, end in parts:
             start_s, length_s = begin - origin_s, end - begin
             what = f"rank {rank}: {doing}, {when(start_s, length_s)}{sends_what}"
-            found.append(StepBox(rank, kind, start_s, length_s, what, None if kind == WAITS else at.microbatch))
+            found.append(StepBox(rank, kind, start_s, length_s, what, None if kind == why else at.microbatch))
     return found

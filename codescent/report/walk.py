@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 
 from codescent.base.amounts import of_bytes, of_seconds
 from codescent.cost.bubble import SPLIT
+from codescent.cost.doing import Doing
 from codescent.cost.lengths import instructions_of, lengths
 from codescent.cost.simulate import Costs, Seconds, Simulation, Waits, simulate
 from codescent.plan import Instruction, Plan, Schedule, Traffic, Verb
 from codescent.results import Parts
 
-COMMUNICATION, OTHER, WAITS = "communication", "other", "waits"
-"""Kinds of boxes beside those of `Verb`."""
+OTHER = "other"
+"""A kind of boxes beside those of `Verb` and `Doing`."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class StepBox:
     """What a rank does for some time.
 
     Attributes:
-        kind: a Verb's name, COMMUNICATION or OTHER.
+        kind: the name of a Verb or of a wait (`Doing`), or OTHER.
         start_s, length_s: from the begin of the step.
         what: the operation, its time and its bytes, in words.
         number: of the micro-batch; None: it has none.
@@ -73,8 +74,8 @@ def measured(plan: Plan, parts: Sequence[Parts]) -> StepTimeline:
     """The step with the measured seconds of each rank, its instructions in the order of the plan.
 
     A rank's passes are equally long. Where the plan has collectives for which a rank waits between its passes, its
-    waiting is there, in proportion to their bytes. Else it is before the sums over all ranks: first until the last rank
-    has computed, then for communication.
+    waiting is there, in proportion to their bytes. Else it is before the sums over all ranks: first for the last rank
+    that computes, then in the collective.
 
     Args:
         plan: of the run.
@@ -161,23 +162,35 @@ def _between(plan: Plan) -> Mapping[tuple[int, Instruction], float]:
 
 
 def _boxes(simulation: Simulation, plan: Plan, ranks: Sequence[int], idle: Sequence[float]) -> list[StepBox]:
-    """A box for each instruction that takes time, and one for each wait for communication."""
+    """A box for each instruction that takes time, and one for each wait.
+
+    `idle`: by stage: how long it waits for another rank before its sums.
+    """
     boxes: list[StepBox] = []
     sent = sends(plan)
     for span in simulation.timeline:
         at, rank = span.instruction, ranks[span.stage]
         computing_s = span.end_s - span.start_s - span.waits_s
-        waits_s = span.waits_s - (idle[span.stage] if at.verb is Verb.REDUCE else 0.0)
+        idle_s = idle[span.stage] if at.verb is Verb.REDUCE else 0.0
+        waits_s = span.waits_s - idle_s
         bytes_said = sent.get((span.stage, at), "")
         name = str(at).replace("_", " ")
         if computing_s > 1e-9:
             what = f"rank {rank}: {name}, {when(span.start_s, computing_s)}{bytes_said}"
             boxes.append(StepBox(rank, at.verb, span.start_s, computing_s, what, at.microbatch))
+        if idle_s > 1e-9:
+            boxes.append(_other_rank(rank, span.end_s - span.waits_s, idle_s))
         if waits_s > 1e-9:
             begin = span.end_s - waits_s
-            what = f"rank {rank}: waits for communication after {name}, {when(begin, waits_s)}{bytes_said}"
-            boxes.append(StepBox(rank, COMMUNICATION, begin, waits_s, what))
-    return boxes
+            what = f"rank {rank}: in a collective after {name}, {when(begin, waits_s)}{bytes_said}"
+            boxes.append(StepBox(rank, Doing.COLLECTIVE, begin, waits_s, what))
+    bubbles = (at for at in simulation.activities if at.doing is Doing.RANK)
+    return boxes + [_other_rank(ranks[at.stage], at.start_s, at.end_s - at.start_s) for at in bubbles]
+
+
+def _other_rank(rank: int, start_s: float, length_s: float) -> StepBox:
+    what = f"rank {rank}: waits for another rank, {when(start_s, length_s)}"
+    return StepBox(rank, Doing.RANK, start_s, length_s, what)
 
 
 def when(start_s: float, length_s: float) -> str:

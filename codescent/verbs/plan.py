@@ -15,7 +15,6 @@ from codescent.clusters.cluster import Cluster
 from codescent.config.decided import with_device
 from codescent.config.load import LoadedConfig
 from codescent.config.sections import Config
-from codescent.cost.lengths import FLOPS_PER_BYTE
 from codescent.cost.price import Price
 from codescent.plan import Plan
 from codescent.plan.activations import CPU, CUDA
@@ -101,7 +100,7 @@ def planned(arguments: Namespace) -> Printed:
         rows, free = walked.rows, walked.free
         drawn = None if file is None else draw_ranks(plan, file, walked.found)
     elif file is not None:
-        drawn = draw_plan(plan, file, FLOPS_PER_BYTE if flops_per_byte is None else flops_per_byte)
+        drawn = draw_plan(plan, file, flops_per_byte)
     if found is None:
         steps = steps_in_words(config, without_data=bool(missing))
         mixed = mixture_in_words(config, plan, without_data=bool(missing))

@@ -13,19 +13,32 @@ from codescent.base.amounts import of_number, of_seconds
 from codescent.base.counted import counted
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
+from codescent.clusters.by_links import of_links
+from codescent.clusters.link import AT_ONCE, Link
 from codescent.cost.amounts import one_step, phases
+from codescent.cost.coding import Coding
+from codescent.cost.doing import Window
 from codescent.cost.lengths import FLOPS_PER_BYTE, Lengths, lengths
 from codescent.cost.price import Price
 from codescent.cost.simulate import Simulation, Span, StageTimes, simulate
 from codescent.cost.walked import Walk
 from codescent.plan import AXES, Plan, Schedule
 from codescent.plan.line import line_of
-from codescent.report.step_picture import WIDEST_IN, communication, measured, picture
+from codescent.planner.links import Links
+from codescent.planner.prediction import has_common_step
+from codescent.report.step_boxes import PictureBox, boxes_of
+from codescent.report.step_picture import WIDEST_IN, measured, picture, tracks
 from codescent.report.style import PICTURES, no_matplotlib
 from codescent.verbs.picture import may_replace, no_file
 
 USUAL = Lengths()
 
+TOY = "; with it no computing could be seen: --flops-per-byte N draws it"
+"""Of a toy: why sending takes no time."""
+LEAST_COMPUTING = 0.02
+"""A step in which less of the time is computed is that of a toy."""
+MOST_RANKS, MOST_OUTSIDE = 16, 4
+"""Rows of a picture: ranks of the mesh, and others."""
 TRACE_US = 1000.0  # length of a unit in the trace: a millisecond
 UNITS_PER_S = 1000.0  # of the timeline of ranks: milliseconds
 DRAWN_STEPS = 8
@@ -47,64 +60,126 @@ def refusals(path: Path) -> Iterator[str]:
         yield f"--timeline {path}: {problem}"
 
 
-def draw_plan(plan: Plan, path: Path, flops_per_byte: float = FLOPS_PER_BYTE) -> str:
+def draw_plan(plan: Plan, path: Path, flops_per_byte: float | None = None) -> str:
     """Draw one step of a plan: see `write_timeline`. Returns a sentence that says what was written.
 
-    Of a round it is the last step; `draw_ranks` draws whole rounds.
-    """
-    steady = phases(plan)[-1]
-    plan = one_step(plan, steady.round_begins + steady.period - 1)
-    given = lengths(plan, flops_per_byte)
-    as_long = f"sending a byte takes as long as {flops_per_byte:,g} FLOPs"
-    sending = as_long if flops_per_byte else "sending takes no time"
-    given = dataclasses.replace(given, unit=f"{given.unit}; {sending}")
-    title = _title(plan)
-    simulation = write_timeline(plan.schedule, title, path, given, line_of(plan))
-    which = f"the last of {steady.period} steps" if steady.period > 1 else "one step"
-    return f"{path}: {which} of {title}: {measured(simulation)}"
-
-
-def draw_ranks(plan: Plan, path: Path, walk: Walk) -> str:
-    """Draw the measured rounds of a walk, a row for each rank. Returns a sentence that says what was written.
-
-    A unit is a millisecond. Lanes below the rows have what the ranks' network cards send. A picture has the first
-    steps alone, a trace (.json) has all.
+    Of a round it is the last step. Where ranks differ, or gather each other's weights, each has a row and there are
+    several steps (`draw_ranks`). `flops_per_byte`: None: FLOPS_PER_BYTE; but of a toy, whose computing could not be
+    seen beside its communication, sending takes no time then.
     """
     if problems := list(refusals(path)):
         raise UserError(*problems)
-    makespan_s = max((span.end_s for span in walk.timeline), default=0.0)
-    all_steps = steps = max(1, round(makespan_s / walk.step_s)) if walk.step_s else 1
+    has_ranks, title, steady = _has_rows_of_ranks(plan), _title(plan), phases(plan)[-1]
+    if not has_ranks:
+        plan = one_step(plan, steady.round_begins + steady.period - 1)
+    is_free = flops_per_byte is None and _is_toy(plan, has_ranks=has_ranks)
+    as_usual = FLOPS_PER_BYTE if flops_per_byte is None else flops_per_byte
+    given = _given(plan, 0.0 if is_free else as_usual, is_free=is_free)
+    if has_ranks:
+        return draw_ranks(plan, path, _in_units_of(plan, given, 0.0 if is_free else as_usual), given)
+    simulation = write_timeline(plan.schedule, title, path, given, line_of(plan))
+    which = f"the last of {steady.period} steps" if steady.period > 1 else "one step"
+    return f"{path}: {which} of {title}: {measured(simulation)}{TOY if is_free else ''}"
+
+
+def _is_toy(plan: Plan, *, has_ranks: bool) -> bool:
+    """Whether so little is computed that nobody would see it beside the communication."""
+    given = lengths(plan, FLOPS_PER_BYTE)
+    if has_ranks:
+        return _in_units_of(plan, given, FLOPS_PER_BYTE).computes < LEAST_COMPUTING
+    found = simulate(plan.computing, given.costs, waits=given.waits)
+    return found.ideal_s < LEAST_COMPUTING * found.makespan_s
+
+
+def _given(plan: Plan, flops_per_byte: float, *, is_free: bool) -> Lengths:
+    """The lengths of a step's instructions, and what sending takes, in words."""
+    given = lengths(plan, flops_per_byte)
+    sending = (
+        f"sending a byte takes as long as {flops_per_byte:,g} FLOPs" if flops_per_byte else "sending takes no time"
+    )
+    return dataclasses.replace(given, unit=f"{given.unit}; {sending}{TOY if is_free else ''}")
+
+
+def _has_rows_of_ranks(plan: Plan) -> bool:
+    """Whether ranks do different things, or hold parts of the weights, and no stages are to be seen."""
+    mesh, layout = plan.mesh, plan.layout
+    if mesh.pp > 1 or plan.schedule.period > DRAWN_STEPS:  # of a long round the last step says more
+        return False
+    return not has_common_step(plan) or layout.gossip != "none" or (mesh.dp_shard > 1 and layout.zero_stage > 0)
+
+
+def _in_units_of(plan: Plan, given: Lengths, flops_per_byte: float) -> Walk:
+    """The ranks of a plan on equal links, in units of a forward pass."""
+    link = Link(given.unit_flops / flops_per_byte) if flops_per_byte else AT_ONCE
+    units = max(stage.busy_s for stage in simulate(plan.computing, given.costs).stages)
+    return Links(of_links(link, inside=link), None, units, None, {}).walk(plan, Coding(), timeline=True)
+
+
+def draw_ranks(plan: Plan, path: Path, walk: Walk, given: Lengths | None = None) -> str:
+    """Draw the measured rounds of a walk, a row for each rank. Returns a sentence that says what was written.
+
+    A unit is a millisecond, or that of `given`. Lanes below the rows have what the ranks' network cards send. A picture
+    has the first steps and ranks alone, a trace (.json) has all.
+    """
+    if problems := list(refusals(path)):
+        raise UserError(*problems)
+    is_picture = path.suffix.lower() in PICTURES
+    end = max((span.end_s for span in walk.timeline), default=0.0)
+    all_steps = steps = max(1, round(end / walk.step_s)) if walk.step_s else 1
     most = max(DRAWN_STEPS, plan.schedule.period)
-    if path.suffix.lower() in PICTURES and steps > most:
-        steps, makespan_s = most, most * walk.step_s
-        walk = _beginning(walk, makespan_s)
-    makespan = makespan_s * UNITS_PER_S
+    if is_picture and steps > most:
+        steps, end = most, most * walk.step_s
+    simulation = of_walk(plan, walk, end, steps)
+    if is_picture:
+        simulation = _first_rows(simulation, plan)
+    drawn = counted(steps, "step") if steps == all_steps else f"the first {steps} of {all_steps} steps,"
+    each = " each" if steps > 1 else ""
+    rows = f"; the first {MOST_RANKS} ranks" if is_picture and plan.mesh.world_size > MOST_RANKS else ""
+    if given is None:
+        simulation, given, widest_in = _in_milliseconds(simulation), Lengths(unit="a millisecond"), RANKS_IN
+        said = f"{drawn} of {of_seconds(walk.step_s)}{each}; {of_number(walk.tokens_per_s)} tokens/s{rows}"
+    else:  # collectives of a walk are its flights
+        given, widest_in = dataclasses.replace(given, exchanges={}), WIDEST_IN if steps == 1 else RANKS_IN
+        computes = sum(rank.busy_s for rank in walk.ranks) / len(walk.ranks) / (walk.step_s or 1.0)
+        said = f"{drawn} of {walk.step_s:.4g} units{each}; ranks compute in {computes:.1%} of the time{rows}"
+    title = _title(plan)
+    _write(simulation, title, path, given, said, widest_in, line_of(plan))
+    return f"{path}: {title}: {said}{TOY if TOY in given.unit else ''}"
+
+
+def of_walk(plan: Plan, walk: Walk, end_s: float, steps: int) -> Simulation:
+    """What the ranks of a walk do before `end_s`, which is after so many steps."""
     ranks = [
-        StageTimes(
-            rank.busy_s * steps * UNITS_PER_S,
-            0.0,
-            rank.waits_s * steps * UNITS_PER_S,
-            0.0,
-            plan.schedule.most_in_flight(plan.role(number)),
-        )
+        StageTimes(rank.busy_s * steps, 0.0, rank.waits_s * steps, 0.0, plan.schedule.most_in_flight(plan.role(number)))
         for number, rank in enumerate(walk.ranks)
     ]
-    ranks += [StageTimes(0.0, 0.0, makespan, 0.0, 0)] * plan.layout.server_ranks
-    timeline = tuple(
-        dataclasses.replace(
-            at, start_s=at.start_s * UNITS_PER_S, end_s=at.end_s * UNITS_PER_S, waits_s=at.waits_s * UNITS_PER_S
-        )
-        for at in walk.timeline
+    outside = range(plan.mesh.world_size, plan.world_size)
+    ranks += [StageTimes(0.0, 0.0, end_s, 0.0, 0) for _ in outside]
+    window = Window(0.0, end_s)
+    names = *(f"rank {number}" for number in range(plan.mesh.world_size)), *(f"server {number}" for number in outside)
+    found = (window.cut(walk.timeline), window.cut(walk.flights))
+    return Simulation(end_s, tuple(ranks), *found, "rank", window.cut(walk.activities), names)
+
+
+def _first_rows(simulation: Simulation, plan: Plan) -> Simulation:
+    """The first ranks of the mesh, and of the others: of more nothing could be read."""
+    outside = range(plan.mesh.world_size, plan.world_size)
+    shown = [*range(min(MOST_RANKS, plan.mesh.world_size)), *outside[:MOST_OUTSIDE]]
+    if len(shown) == len(simulation.stages):
+        return simulation
+    row = {number: at for at, number in enumerate(shown)}
+
+    def kept(found: Any) -> Any:
+        return tuple(dataclasses.replace(at, stage=row[at.stage]) for at in found if at.stage in row)
+
+    return dataclasses.replace(
+        simulation,
+        stages=tuple(simulation.stages[number] for number in shown),
+        names=tuple(simulation.name(number) for number in shown),
+        timeline=kept(simulation.timeline),
+        messages=kept(simulation.messages),
+        activities=kept(simulation.activities),
     )
-    flights = tuple(
-        dataclasses.replace(at, start_s=at.start_s * UNITS_PER_S, end_s=at.end_s * UNITS_PER_S) for at in walk.flights
-    )
-    simulation = Simulation(makespan, tuple(ranks), timeline, flights, lane="rank")
-    title = _title(plan)
-    drawn = counted(steps, "step") if steps == all_steps else f"the first {steps} of {all_steps} steps,"
-    said = f"{drawn} of {of_seconds(walk.step_s)} each; {of_number(walk.tokens_per_s)} tokens/s"
-    _write(simulation, title, path, Lengths(unit="a millisecond"), said, RANKS_IN, line_of(plan))
-    return f"{path}: {title}: {said}"
 
 
 def draw_price(found: Price, path: Path) -> str:
@@ -114,15 +189,15 @@ def draw_price(found: Price, path: Path) -> str:
     """
     if problems := list(refusals(path)):
         raise UserError(*problems)
-    simulation, title = _in_units(found.simulate()), f"{_title(found.plan)}, on {found.cluster.name}"
+    simulation, title = _in_milliseconds(found.simulate()), f"{_title(found.plan)}, on {found.cluster.name}"
     said = f"a step of {of_seconds(found.step_s)}; {of_number(found.tokens_per_s)} tokens/s"
     config = f"{line_of(found.plan)}; on {found.cluster.name}"
     _write(simulation, title, path, Lengths(unit="a millisecond"), said, RANKS_IN, config)
     return f"{path}: {title}: {said}"
 
 
-def _in_units(simulation: Simulation) -> Simulation:
-    """A simulation in seconds, in units of the trace."""
+def _in_milliseconds(simulation: Simulation) -> Simulation:
+    """A simulation in seconds, in milliseconds."""
 
     def scaled(one: Any, *names: str) -> Any:
         return dataclasses.replace(one, **{name: getattr(one, name) * UNITS_PER_S for name in names})
@@ -133,20 +208,8 @@ def _in_units(simulation: Simulation) -> Simulation:
         stages=tuple(scaled(at, "busy_s", "data_wait_s", "comm_wait_s", "idle_end_s") for at in simulation.stages),
         timeline=tuple(scaled(at, "start_s", "end_s", "waits_s") for at in simulation.timeline),
         messages=tuple(scaled(at, "start_s", "end_s") for at in simulation.messages),
+        activities=tuple(scaled(at, "start_s", "end_s") for at in simulation.activities),
     )
-
-
-def _beginning(walk: Walk, end_s: float) -> Walk:
-    """What a walk does before `end_s`."""
-
-    def cut(at: Span) -> Span:  # the wait is the last part of a span
-        late_s = max(0.0, at.end_s - end_s)
-        return dataclasses.replace(at, end_s=at.end_s - late_s, waits_s=max(0.0, at.waits_s - late_s))
-
-    timeline = tuple(cut(at) for at in walk.timeline if at.start_s < end_s)
-    flying = (at for at in walk.flights if at.start_s < end_s)
-    flights = tuple(dataclasses.replace(at, end_s=min(at.end_s, end_s)) for at in flying)
-    return dataclasses.replace(walk, timeline=timeline, flights=flights)
 
 
 def _title(plan: Plan) -> str:
@@ -205,23 +268,29 @@ def trace(simulation: Simulation, title: str, given: Lengths) -> dict[str, Any]:
     stage has a track for them too.
     """
     stages = len(simulation.stages)
-    lanes = {name: list(slices) for name, slices in communication(simulation, given.exchanges).items()}
-    tracks = ["", *(name for name, slices in lanes.items() if slices)]
+    lanes = tracks(boxes_of(simulation, given.exchanges))
+    names = ["", *lanes]
     events: list[dict[str, Any]] = [{"ph": "M", "pid": 0, "name": "process_name", "args": {"name": title}}]
-    for number, name in enumerate(tracks):
+    for number, name in enumerate(names):
         for stage in range(stages):
             track = {"ph": "M", "pid": 0, "tid": number * stages + stage}
             events.append(
-                {**track, "name": "thread_name", "args": {"name": f"{simulation.lane} {stage} {name}".rstrip()}}
+                {**track, "name": "thread_name", "args": {"name": f"{simulation.name(stage)} {name}".rstrip()}}
             )
-            events.append({**track, "name": "thread_sort_index", "args": {"sort_index": stage * len(tracks) + number}})
+            events.append({**track, "name": "thread_sort_index", "args": {"sort_index": stage * len(names) + number}})
     events += [_event(span) for span in simulation.timeline]
-    for number, name in enumerate(tracks[1:], start=1):
-        for stage, start, duration in lanes[name]:
-            track = {"ph": "X", "pid": 0, "tid": number * stages + stage, "name": name, "cat": name}
-            events.append({**track, "ts": start * TRACE_US, "dur": duration * TRACE_US})
+    for number, boxes in enumerate(lanes.values(), start=1):
+        events += [_slice(box, number * stages + box.row) for box in boxes]
     facts = {"unit": given.unit, "costs": dataclasses.asdict(given.costs)}
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": facts}
+
+
+def _slice(box: PictureBox, track: int) -> dict[str, Any]:
+    """A wait, a service, a collective or a message."""
+    name = f"{box.look.name} {box.text}".rstrip()
+    event = {"pid": 0, "tid": track, "name": name, "cat": box.look.name, "ts": box.start * TRACE_US}
+    duration = (box.end - box.start) * TRACE_US
+    return {**event, "ph": "X", "dur": duration} if duration > 0 else {**event, "ph": "i", "s": "t"}
 
 
 def _event(span: Span) -> dict[str, Any]:
