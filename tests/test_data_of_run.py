@@ -10,6 +10,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from chats import CHATML, TALK, write_model_folder
 from questions import files, vocabulary
 from runs import called, make_project
 
@@ -79,6 +80,21 @@ def test_each_corpus_of_a_mixture_is_prepared(project: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert len(set(re.findall(r"^prepared: \S+ \w+ in (\S+)$", done.stdout, re.MULTILINE))) == 2
     assert prepared(load("run.toml").config) is not None
+
+
+@pytest.mark.timeout(120)
+def test_a_template_that_writes_the_date_is_said_to_give_other_samples_tomorrow(project: Path) -> None:
+    """Fault: nobody says that a job of another day prepares its samples again; or their folder cannot be given."""
+    write_model_folder(project / "model", CHATML + "{{ strftime_now('') }}")
+    rows = [{"messages": TALK}] * 40
+    (project / "talks.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    words = ("data.task=sft", "data.chat_template=model", "data.tokenizer=model/tokenizer.json", "model.seq_len=200")
+    done = called(project, "data", "run.toml", "data.corpus=talks.jsonl", *words)
+    assert done.returncode == 0, done.stderr
+    (corpus,) = re.findall(r"another day prepares the samples again.* (data\.corpus=\S+) keeps", done.stderr)
+    assert re.search(r"^data\.chat_template: [\d.]+ KiB in \S+/model$", done.stdout, re.MULTILINE), done.stdout
+    done = called(project, "data", "run.toml", corpus, *(word for word in words if "template" not in word))
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def published(path: Path, name: str, url: str) -> Published:

@@ -59,7 +59,7 @@ def prepare_run(config: str, overrides: Sequence[str], *, verify: bool) -> int:
 
 
 def _refuse_no_weights(config: Config) -> None:
-    weights = config.model.weights
+    weights = value_of(config, "model.weights")
     if isinstance(weights, Path) and not weights.exists():
         raise UserError(f"model.weights = {weights}: no such folder; give a Hugging Face folder, or leave it out")
 
