@@ -1,4 +1,4 @@
-"""In: a number of ranks, or files of earlier results. Out: which backend offers which collective here; a table for docs.
+"""In: a number of ranks, or earlier results. Out: which backend offers which collective here; a table for docs.
 Does not time anything (all_reduce.py does)."""
 
 from __future__ import annotations
