@@ -21,6 +21,7 @@ from codescent.base.rank import Rank
 from codescent.own.average import AveragedGradients
 from codescent.own.distribute import _by_kind, _refuse, misplaced
 from codescent.own.rounds import Options
+from codescent.own.saved import _replicated_tensors
 from codescent.plan.wire import Wire
 from codescent.train.devices import backends, choose_devices
 
@@ -76,7 +77,7 @@ def test_nccl_does_not_start_on_one_of_several_devices() -> None:
 
 @pytest.mark.usefixtures("own_group")
 def test_gradients_of_each_device_have_buckets_and_a_group_of_their_own() -> None:
-    """Fault: a bucket joins gradients of two devices, or two devices share the order of one process group."""
+    """Fault: a bucket, a norm or a hash joins tensors of two devices, or two devices share one process group."""
     module = nn.ModuleDict({"here": nn.Linear(3, 2), "there": nn.Linear(3, 2, device="meta")})
     averaged = AveragedGradients(module, list(module.parameters()), [], 1 << 20, Wire())
     try:
@@ -86,6 +87,11 @@ def test_gradients_of_each_device_have_buckets_and_a_group_of_their_own() -> Non
         assert [part.ones.device for part in averaged.parts] == [CPU, META]
     finally:
         averaged.close()
+    copies = _replicated_tensors(module, {f"model.{name}": one.detach() for name, one in module.named_parameters()})
+    assert [list(one) for one in copies.values()] == [
+        ["model.here.weight", "model.here.bias"],
+        ["model.there.weight", "model.there.bias"],
+    ]
     tensors = [torch.zeros(1), torch.zeros(1, device="meta"), torch.zeros(1, dtype=torch.float64)]
     assert [len(one) for one in _by_kind(tensors).values()] == [1, 1, 1]
 
