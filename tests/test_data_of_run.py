@@ -174,6 +174,14 @@ def test_what_cannot_be_prepared_is_refused_with_what_would_do(
     assert not (project / "datasets").exists() or not list((project / "datasets").iterdir())
 
 
+def test_overrides_may_stand_before_the_config(project: Path) -> None:
+    """Fault: the order of words that other commands take makes a corpus of an override."""
+    done = called(project, "data", "data.tokenizer=char", "run.toml", "data.corpus=other.txt")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("datasets/other-char-")
+    assert "codescent train run.toml data.tokenizer=char data.corpus=other.txt" in done.stdout
+
+
 def test_a_file_of_the_name_of_a_config_is_a_corpus(project: Path) -> None:
     """Fault: a config of the program hides a file of the user; or a text that ends in .toml cannot be prepared."""
     (project / "default").write_text("one descent\n" * 100)

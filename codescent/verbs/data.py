@@ -27,6 +27,7 @@ from codescent.hub.obtain import listed, obtain, pinned
 from codescent.tasks import ShownDataset
 from codescent.tasks.tensors.dataset import open_tensors
 from codescent.tasks.tensors.prepare import make_recipe, parse_sizes, prepare_synthetic
+from codescent.verbs.arguments import OVERRIDE
 from codescent.verbs.data_of_run import prepare_run
 
 _OF_TEXT = ("tokenizer", "train_bpe", "workers", "text_key", "as_text")
@@ -52,6 +53,7 @@ def main(arguments: Namespace) -> int:
     """Prepare or open the corpus, the data of a config, or tensors, and print a summary and the path."""
     if (arguments.synthetic is None) == (arguments.corpus is None):
         raise UserError("codescent data: give a corpus, a config, or --synthetic SAMPLES")
+    _put_config_first(arguments)
     if arguments.corpus is not None and (config := _config_of(arguments)) is not None:
         _refuse_options(arguments)
         return prepare_run(config, arguments.overrides, verify=arguments.verify)
@@ -66,6 +68,15 @@ def main(arguments: Namespace) -> int:
     return _prepare_corpus(arguments)
 
 
+def _put_config_first(arguments: Namespace) -> None:
+    """Overrides may stand before the config, as in other commands."""
+    words = [arguments.corpus, *arguments.overrides]
+    first = next((word for word in words if word is not None and not OVERRIDE.match(word)), None)
+    if first is not None:
+        words.remove(first)
+        arguments.corpus, arguments.overrides = first, words
+
+
 def _config_of(arguments: Namespace) -> str | None:
     """The config that the first word names, or that trains on the corpus of this name; None: the word is a corpus.
 
@@ -75,7 +86,7 @@ def _config_of(arguments: Namespace) -> str | None:
     path = expanded(word)
     if arguments.as_text or word in corpora.NAMES or is_hub_name(word) or is_own_name(word):
         return None
-    if path.suffix == ".toml":
+    if path.suffix == ".toml" and not path.is_dir():
         return str(word)
     if path.exists():
         return None
