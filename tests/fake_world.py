@@ -107,7 +107,7 @@ def fake_world(rank: int, ranks: int, device: str) -> Iterator[world.World]:
     with patch.dict(dist.Backend.backend_capability, {dist.Backend.FAKE: ["cpu", "meta"]}):
         with patch.multiple(
             world,
-            choose_device=lambda *_: torch.device(device),
+            choose_devices=lambda *_, **__: (torch.device(device),),
             unique_name=lambda _: device,
             meet=lambda *_: Meeting(LocalStore(timedelta(seconds=60))),
             compare=lambda *_: Topology([0], 1),

@@ -28,7 +28,7 @@ from codescent.base.sizes import size_bytes
 from codescent.collectives.calls import CALLS
 from codescent.collectives.holdings import explain, in_words, moments
 from codescent.collectives.survey import BackendSupport, CallOutcome, Survey
-from codescent.collectives.table import column_json, notes, table, timing, timing_json
+from codescent.collectives.table import cell, column_json, column_of, notes, table, timing, timing_json
 from codescent.collectives.task import CRASHES, HANGS, NO, WRONG, YES
 from codescent.collectives.timing import timed_bytes
 from codescent.verbs.cli import run
@@ -311,6 +311,18 @@ def test_the_command_on_two_ranks(tmp_path: Path) -> None:
     assert max(map(len, lines[:-3])) <= 80
     assert "ours gives the same bits on every rank; its sums are the backend's bit for bit" in lines[-1]
     assert not list(tmp_path.iterdir())
+
+
+def test_the_page_has_the_table_of_the_result_that_was_kept() -> None:
+    """Fault: the table of the page is not the one that was made, or a call that fails is shown as one that works."""
+    root = TESTS.parent
+    kept = root / "benchmarks" / "results" / "collectives_cpu_2cores.json"
+    words = [sys.executable, str(root / "benchmarks" / "collectives.py"), "--table", str(kept)]
+    made = subprocess.run(words, capture_output=True, text=True, check=True, timeout=100).stdout
+    assert made in (root / "docs" / "collectives.md").read_text(encoding="utf-8")
+    column = BackendSupport("gloo", "cpu", "", {"send fp32": CallOutcome(YES), "send bf16": CallOutcome(NO, "refused")})
+    assert column_of(json.loads(json_text(column_json(column)))) == column
+    assert cell(column, "send") == "fp32 only"
 
 
 @pytest.mark.slow

@@ -363,8 +363,8 @@ def test_the_verb_writes_and_tells(tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "give a corpus, or --synthetic"),
-        (["shakespeare", "--synthetic", "4"], "give a corpus, or --synthetic"),
+        ([], "give a corpus, a config, or --synthetic"),
+        (["shakespeare", "--synthetic", "4"], "give a corpus, a config, or --synthetic"),
         (["shakespeare", "--format", "pt"], "--format: for --synthetic only"),
         (["--synthetic", "4", "--tokenizer", "char"], "--tokenizer: for text only, not for tensors"),
         (["--synthetic", "4", "--source", "1", "--target", "0x3"], "--source 1: must be"),

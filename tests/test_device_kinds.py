@@ -29,7 +29,7 @@ from codescent.config.sections import Config, Optimizer
 from codescent.cost.stage_memory import memory
 from codescent.operators.fused_attention import EFFICIENT, FLASH, fused_attention_for
 from codescent.train import compiling, machine, optimize
-from codescent.train.devices import backends, choose_device, versions
+from codescent.train.devices import backends, choose_devices, versions
 from codescent.train.optimize import Weight
 from codescent.verbs.trained import device_of, module_of
 
@@ -144,7 +144,7 @@ def test_the_first_kind_that_can_serve_is_chosen(
 ) -> None:
     chosen = see(monkeypatch, **found)
     monkeypatch.setattr(torch.xpu, "get_device_properties", lambda _: SimpleNamespace(has_fp64=True))
-    one = choose_device(wanted, rank)
+    (one,) = choose_devices(wanted, rank)
     assert one == torch.device(expected)
     assert chosen == ([] if one.type in (CPU, MPS) else [one.index])
 
@@ -165,7 +165,7 @@ def test_what_cannot_serve_is_refused(
     monkeypatch.setattr(torch.xpu, "get_device_properties", lambda _: SimpleNamespace(has_fp64=False))
     monkeypatch.setattr(torch.xpu, "get_device_name", lambda _: "Arc")
     with pytest.raises(UserError, match=problem):
-        choose_device(wanted, rank)
+        choose_devices(wanted, rank)
 
 
 def test_each_kind_has_the_backend_of_its_maker(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -458,3 +458,33 @@ def test_text_of_a_hub_is_prepared_by_hand(hub: Hub, tmp_path: Path) -> None:
     done = called(tmp_path, "train", "run.toml", *NAMES, *SHORT)
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "datasets").iterdir())) == 1
+
+
+def test_the_data_of_a_config_is_all_that_a_job_without_network_needs(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: a login node has prepared less than the job reads, or the command that it prints does not train there."""
+    words = [*NAMES, *SHORT]
+    done = called(tmp_path, "data", "run.toml", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(f"/snapshots/{commits(hub)[0]}") == 2  # weights and tokenizer
+    assert re.search(r"^prepared: \S+ \w+ in datasets/", done.stdout, re.MULTILINE)
+    (command,) = re.findall(r"internet: (HF_HUB_OFFLINE=1 codescent .+)$", done.stdout, re.MULTILINE)
+    variables = re.findall(r"(\w+=[^ ,]+)(?:, |$)", done.stdout.splitlines()[-1].partition("the same ")[2])
+    assert f"HF_HOME={tmp_path / 'hf'}" in variables
+
+    alone = ["unshare", "--map-root-user", "--net", "sh", "-c"]
+    if subprocess.run([*alone, "ip link set lo up"], capture_output=True, check=False).returncode:
+        pytest.skip("no network namespace can be made here")
+    before = sorted((tmp_path / "datasets").iterdir())
+    hub.requests.clear()
+    monkeypatch.delenv("HF_ENDPOINT")
+    line = command.replace("codescent", f"{sys.executable} -m codescent", 1)
+    job = subprocess.run(
+        [*alone, f"ip link set lo up && {line} --ranks 2"], cwd=tmp_path,
+        env=environment(PYTHONPATH=str(Path(__file__).resolve().parent.parent)), text=True, capture_output=True,
+        timeout=150, check=False,
+    )  # fmt: skip
+    assert job.returncode == 0, job.stdout + job.stderr
+    assert not hub.requests
+    assert sorted((tmp_path / "datasets").iterdir()) == before

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from codescent.base.errors import UserError
 from codescent.own import sampler
-from codescent.own.average import _OneDtype
+from codescent.own.average import _OneKind
 from codescent.trace.measure import Measured, measure
 
 TESTS = Path(__file__).resolve().parent
@@ -200,7 +200,7 @@ def test_counters_of_a_rank_that_lacks_a_gradient_come_from_page_locked_memory(m
     def noting(numbers: list[bool], *, dtype: torch.dtype, pin_memory: bool) -> Any:
         return SimpleNamespace(to=lambda *to, **how: asked.append((numbers, dtype, pin_memory, to, how)))
 
-    part = _OneDtype.__new__(_OneDtype)
+    part = _OneKind.__new__(_OneKind)
     part.ones = SimpleNamespace(device=torch.device("cuda", 1), dtype=torch.bfloat16)  # type: ignore[assignment]
     monkeypatch.setattr(torch, "tensor", noting)
     part._counted([True, False])

@@ -148,8 +148,8 @@ def test_questions_are_not_prepared_as_text_unasked(project: Path) -> None:
     done = called(project, "data", "train.json")
     assert done.returncode == 2
     assert done.stderr.startswith(
-        'error: train.json: holds questions in SQuAD\'s form, and this command prepares text; data.task = "qa" '
-        "(model.kind = bert) reads them: `codescent train` prepares them"
+        "error: train.json: holds questions in SQuAD's form, and without a config this command prepares text; "
+        'data.task = "qa" (model.kind = bert) reads them: `codescent data CONFIG` prepares them for the run of a config'
     )
     assert not (project / "datasets").exists()
     (project / "dev.json.gz").write_bytes(gzip.compress((project / "dev.json").read_bytes()))

@@ -37,7 +37,7 @@ from codescent.meeting.interfaces import name_interface
 from codescent.meeting.rendezvous import meet
 from codescent.meeting.store import LocalStore, StoreError
 from codescent.train import world
-from codescent.train.devices import backends, choose_device, refusal, versions
+from codescent.train.devices import backends, choose_devices, refusal, versions
 from codescent.train.torch_store import open_agent
 
 SECOND = timedelta(seconds=1)
@@ -75,7 +75,7 @@ def test_each_rank_takes_its_device_or_the_one_that_it_sees(
     monkeypatch: pytest.MonkeyPatch, devices: int, index: int
 ) -> None:
     chosen = see(monkeypatch, devices)
-    assert choose_device("auto", Rank(6, 2, 8, 4)) == torch.device("cuda", index)
+    assert choose_devices("auto", Rank(6, 2, 8, 4)) == (torch.device("cuda", index),)
     assert chosen == [index]
 
 
@@ -83,7 +83,7 @@ def test_each_rank_takes_its_device_or_the_one_that_it_sees(
 def test_too_few_devices(monkeypatch: pytest.MonkeyPatch, wanted: str, devices: int) -> None:
     see(monkeypatch, devices)
     with pytest.raises(UserError, match=f"this machine has {devices} CUDA devices for 4 local ranks"):
-        choose_device(wanted, Rank(6, 2, 8, 4))
+        choose_devices(wanted, Rank(6, 2, 8, 4))
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_nccl_starts_where_it_is_needed(
         return
     asked: dict[str, Any] = {}
     monkeypatch.setattr(os, "environ", {**os.environ})
-    monkeypatch.setattr(world, "choose_device", lambda *_: device)
+    monkeypatch.setattr(world, "choose_devices", lambda *_, **__: (device,))
     monkeypatch.setattr(world, "unique_name", str)
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda names, **more: asked.update(more, names=names))
     world.World(Rank(), device.type, 1, 1.0, shards_alone=shards_alone)

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import statistics
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from codescent.base.counted import counted
-from codescent.collectives.survey import COLUMNS, DEVICES, BackendSupport
+from codescent.collectives.survey import COLUMNS, DEVICES, BackendSupport, CallOutcome
 from codescent.collectives.task import BF16, FP32, YES, name_of
 from codescent.collectives.timing import BACKEND, OURS
 
@@ -21,13 +21,14 @@ def table(shown: Sequence[BackendSupport], calls: Sequence[str]) -> Iterator[str
     """Two lines of headings, then a line for each call."""
     backends = [column.backend if number % COLUMNS == 0 else "" for number, column in enumerate(shown)]
     rows = [["", *backends], ["", *(DEVICES[column.device] for column in shown)]]
-    rows += [[call, *(_cell(column, call) for column in shown)] for call in calls]
+    rows += [[call, *(cell(column, call) for column in shown)] for call in calls]
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-def _cell(column: BackendSupport, call: str) -> str:
+def cell(column: BackendSupport, call: str) -> str:
+    """What a column says of a call, in a word."""
     if column.absent:
         return ABSENT
     state = column.outcomes[name_of(call, FP32)].state
@@ -90,6 +91,16 @@ def column_json(column: BackendSupport) -> dict[str, Any]:
         call, _, dtype = name.rpartition(" ")
         calls.setdefault(call, {})[dtype] = {"state": outcome.state, "why": outcome.why}
     return {"backend": column.backend, "device": column.device, "absent": column.absent, "calls": calls}
+
+
+def column_of(data: Mapping[str, Any]) -> BackendSupport:
+    """The column of which `column_json` made the data."""
+    outcomes = {
+        name_of(call, dtype): CallOutcome(one["state"], one["why"])
+        for call, dtypes in data["calls"].items()
+        for dtype, one in dtypes.items()
+    }
+    return BackendSupport(data["backend"], data["device"], data["absent"], outcomes)
 
 
 def timing_json(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def _of_level_zero(every: Sequence[Mapping[str, str]], env: Mapping[str, str]) -
 
 
 def chosen(seen: Sequence[Mapping[str, str]], local_rank: int) -> Mapping[str, str] | None:
-    """The device that a rank takes, as train/devices.choose_device does: the only one, or that of its local rank."""
+    """The device that a rank takes, as train/devices.choose_devices does: the only one, or that of its local rank."""
     if len(seen) == 1:
         return seen[0]
     return seen[local_rank] if local_rank < len(seen) else None

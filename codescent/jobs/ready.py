@@ -78,7 +78,7 @@ def _unprepared(request: tasks.TaskRequest) -> tuple[list[str], list[str]]:
     if missing:
         return missing, []
     how = _how_to_prepare(data, is_text=isinstance(task, TextTask))
-    if lacking := [one.name for one in _published(data.corpus, data.tokenizer) if download.found(one) is None]:
+    if lacking := [one.name for one in published_files(data) if download.found(one) is None]:
         wanted = "has" if len(lacking) == 1 else "have"
         return [
             f"data.corpus = {data.corpus}: is not prepared, and {', '.join(lacking)} {wanted} to be downloaded, which "
@@ -87,24 +87,27 @@ def _unprepared(request: tasks.TaskRequest) -> tuple[list[str], list[str]]:
     return [], [f"data.corpus = {data.corpus}: is not prepared: the job would do it first, in its own time; {how}"]
 
 
-def _published(corpus: str, tokenizer: str) -> Iterator[Published]:
-    """The published files that a corpus and a tokenizer are made of."""
-    if corpus == "shakespeare":
+def published_files(data: Data) -> Iterator[Published]:
+    """The published files that the corpus, its validation and the tokenizer are made of."""
+    names = {data.corpus, data.validation}
+    if "shakespeare" in names:
         yield download.SHAKESPEARE
-    if corpus == "openwebtext" and not corpora.is_present(corpus):
+    if "openwebtext" in names and not corpora.is_present("openwebtext"):
         yield download.OPENWEBTEXT
-    if corpus == SQUAD:
-        yield from PUBLISHED.values()
-    if tokenizer == "gpt2":
+    if data.corpus == SQUAD:
+        yield PUBLISHED["train"]
+    if data.validation == SQUAD or (data.corpus == SQUAD and data.validation is None):
+        yield PUBLISHED["validation"]
+    if data.tokenizer == "gpt2":
         yield from (download.GPT2_VOCABULARY, download.GPT2_MERGES)
-    if tokenizer in KINDS:
-        yield KINDS[tokenizer]
+    if data.tokenizer in KINDS:
+        yield KINDS[data.tokenizer]
 
 
 def _how_to_prepare(data: Data, *, is_text: bool) -> str:
-    """How the data is prepared on this machine. `codescent data` knows texts, and no separate validation text."""
+    """How the data is prepared on this machine: a text by its own command, all else by the config of the run."""
     if not is_text or data.validation is not None:
-        return "run it once here: codescent train prepares the data before its first step"
+        return "prepare it here: codescent data CONFIG, with the config and the overrides of this run"
     words = [data.corpus, "--tokenizer", data.tokenizer, "--folder", str(data.folder)]
     words += ["--validation-fraction", str(data.validation_fraction)]
     words += ["--text-key", data.text_key] if data.text_key is not None else []

@@ -4,6 +4,7 @@ Does not choose the parameters (distribute.py does). The all-reduces are those o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import Lock
 from typing import Any
 
 import torch
@@ -54,25 +55,26 @@ class AveragedGradients:
     ) -> None:
         self.is_idle = False  # whether its module is a copy
         self.running: set[int] = set()  # backward passes that have begun and not ended
+        self._lock = Lock()  # autograd has a thread for each device
         self.hooks: list[Any] = [
             parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
             for parameter in ([*parameters, *others] if parameters else [])
         ]
         self.hooks.append(module.register_forward_pre_hook(self._on_forward))
-        kinds = dict.fromkeys(parameter.dtype for parameter in parameters)
+        kinds = dict.fromkeys((parameter.dtype, parameter.device) for parameter in parameters)
         self.parts = [
-            # Each dtype has its own process group. A group matches collectives by their order, and autograd may choose
-            # another order of dtypes on another rank. Buckets of one dtype have the same order on all ranks.
-            # In an own thread (wire), sums need an own group, too.
-            _OneDtype(
-                [p for p in parameters if p.dtype == kind],
+            # Each dtype on each device has its own process group. A group matches collectives by their order, and
+            # autograd may choose another order of them on another rank. Buckets of one have the same order on all
+            # ranks. In an own thread (wire), sums need an own group, too.
+            _OneKind(
+                [p for p in parameters if (p.dtype, p.device) == kind],
                 bucket_bytes,
                 dist.new_group() if number or wire.method != "none" else None,
                 wire,
             )
             for number, kind in enumerate(kinds)
         ]
-        self.part_of: dict[torch.Tensor, _OneDtype] = {p: part for part in self.parts for p in part.parameters}
+        self.part_of: dict[torch.Tensor, _OneKind] = {p: part for part in self.parts for p in part.parameters}
 
     def __deepcopy__(self, _memo: object) -> AveragedGradients:
         """What a copied module has as its hook: it averages nothing, because the copy is not distributed."""
@@ -93,7 +95,8 @@ class AveragedGradients:
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         """The first hook of each parameter. The next hook copies its gradient into a bucket."""
-        self.running.add(at_end_of_backward(self.running, self._finish))
+        with self._lock:
+            self.running.add(at_end_of_backward(self.running, self._finish))
         part = self.part_of.get(parameter)
         if part is not None and not part.mark_used(parameter):
             self._forget()
@@ -104,7 +107,7 @@ class AveragedGradients:
             )
 
     def _finish(self, number: int) -> None:
-        """End a backward pass: finish the dtypes in the same order on every rank."""
+        """End a backward pass: finish the dtypes and devices in the same order on every rank."""
         self.running.discard(number)
         for part in self.parts:
             part.finish()
@@ -127,8 +130,8 @@ class AveragedGradients:
             part.gradients.close()
 
 
-class _OneDtype:
-    """Averages the gradients of parameters of one dtype.
+class _OneKind:
+    """Averages the gradients of parameters of one dtype on one device.
 
     In addition to gradients, ranks sum a counter for each parameter: how many ranks have its gradient. If no rank has
     one, the gradient stays None, as in one process: with a zero gradient, an optimizer would still decay the weight.

@@ -42,7 +42,7 @@ class AveragedBuffers:
 
     @torch.no_grad()
     def average(self) -> None:
-        """Average the buffers that any rank has changed, by one all-reduce for each dtype. Collective.
+        """Average the buffers that any rank has changed, by one all-reduce for each dtype on each device. Collective.
 
         First the ranks agree which buffers have changed. A buffer whose shape or dtype differs between ranks is not
         averaged.
@@ -56,8 +56,8 @@ class AveragedBuffers:
         dist.all_reduce(flags, dist.ReduceOp.MAX)
         agreed = [flag and most == -least for flag, most, least in flags.tolist()]
         changed = [buffer for (_, buffer), yes in zip(floating, agreed, strict=True) if yes]
-        for dtype in dict.fromkeys(buffer.dtype for buffer in changed):
-            buffers = [buffer for buffer in changed if buffer.dtype == dtype]
+        for kind in dict.fromkeys((buffer.dtype, buffer.device) for buffer in changed):
+            buffers = [buffer for buffer in changed if (buffer.dtype, buffer.device) == kind]
             flat = torch.cat([buffer.reshape(-1) for buffer in buffers])
             dist.all_reduce(flat)
             flat /= dist.get_world_size()

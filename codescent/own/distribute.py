@@ -112,7 +112,7 @@ def distribute(
         after this call. Clipping: use `codescent.clip_`, with every strategy.
 
     Args:
-        module: any module with its parameters on `ranks.device`.
+        module: any module with its parameters on `ranks.device`; with "ddp" alone on any of `ranks.devices`.
         optimizer: of all or some of the module's parameters. "zero1" to "zero3" need an optimizer that updates each
             element independently. torch's optimizers do, except Adafactor, LBFGS, Muon, Rprop and SparseAdam, which
             are refused.
@@ -140,9 +140,7 @@ def distribute(
     chosen: list[nn.Module] = []
 
     def look() -> tuple[dict[str, Any], list[str]]:
-        _refuse(
-            module, optimizer, strategy, replicas, ranks, options.problems(strategy if STAGES.get(strategy) else None)
-        )
+        _refuse(module, optimizer, strategy, replicas, ranks, options)
         chosen.extend(choose_blocks(module) if blocks is None else check_blocks(module, blocks))
         tensors = chain(module.named_parameters(), module.named_buffers())
         described = [
@@ -241,23 +239,24 @@ def clip_(module: nn.Module, max_norm: float) -> torch.Tensor:
         dist.all_reduce(square, group=mesh.get_group("dp_shard"))
     norm = (square + _square(whole, device)).sqrt()
     scale = (float(max_norm) / (norm + 1e-6)).clamp(max=1.0)
-    for kind, of_kind in _by_dtype([*parts, *whole]).items():
-        torch._foreach_mul_(of_kind, scale.to(torch.promote_types(kind, torch.float32)))
+    for (kind, on), of_kind in _by_kind([*parts, *whole]).items():
+        torch._foreach_mul_(of_kind, scale.to(on, torch.promote_types(kind, torch.float32)))
     return norm if any(gradient.dtype == torch.float64 for gradient in gradients) else norm.float()
 
 
 def _square(gradients: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
     """The squared norm of gradients that may have several dtypes: [], in its widest dtype, without waiting for it."""
     total = torch.zeros((), dtype=wide_dtype(device), device=device)
-    for of_kind in _by_dtype(gradients).values():
-        total += gradient_square(of_kind)
+    for of_kind in _by_kind(gradients).values():
+        total += gradient_square(of_kind).to(device)
     return total
 
 
-def _by_dtype(gradients: Sequence[torch.Tensor]) -> dict[torch.dtype, list[torch.Tensor]]:
-    found: dict[torch.dtype, list[torch.Tensor]] = {}
+def _by_kind(gradients: Sequence[torch.Tensor]) -> dict[tuple[torch.dtype, torch.device], list[torch.Tensor]]:
+    """Gradients of one dtype on one device, together: torch's foreach kernels take no others."""
+    found: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for gradient in gradients:
-        found.setdefault(gradient.dtype, []).append(gradient)
+        found.setdefault((gradient.dtype, gradient.device), []).append(gradient)
     return found
 
 
@@ -280,10 +279,10 @@ def _refuse(
     strategy: str,
     replicas: int,
     ranks: Ranks,
-    of_options: Iterator[str],
+    options: Options,
 ) -> None:
     """Raise UserError with all problems that this rank can find without communication, and those of the options."""
-    problems = list(of_options)
+    problems = list(options.problems(strategy if STAGES.get(strategy) else None))
     if wrapper := registry.wrapper_of(module):
         problems.append(f"{wrapper} sums gradients or divides the module itself: leave it out: do not create it")
     if strategy not in STAGES:
@@ -315,11 +314,9 @@ def _refuse(
             "create it with module.parameters()"
         )
     tensors = list(chain(module.named_parameters(), module.named_buffers()))
-    for name, tensor in tensors:
-        if tensor.device != ranks.device:
-            meta = "has no values yet (meta device)" if tensor.is_meta else f"is on {tensor.device}"
-            problems.append(f"{name} {meta}: first call module.to(ranks.device), which is {ranks.device}")
-            break
+    problems += (wrong := list(misplaced(tensors, ranks.devices)))
+    if not wrong and len({tensor.device for _, tensor in tensors}) > 1 and (needs := _of_one_device(strategy, options)):
+        problems.append(f'{needs}: needs a module on one device for each rank: take "ddp" alone, or one device')
     problems += [
         f"{name}: some of its elements share memory (expand, as_strided): create it with .clone() or .contiguous()"
         for name, tensor in tensors
@@ -332,6 +329,27 @@ def _refuse(
         problems.append(f"{sparse[0]}: sparse gradients cannot be averaged: create it with sparse=False")
     if problems:
         raise UserError(*(f"codescent.distribute: {problem}" for problem in problems))
+
+
+def misplaced(tensors: Sequence[tuple[str, torch.Tensor]], devices: Sequence[torch.device]) -> Iterator[str]:
+    """The first tensor that is on none of a rank's devices."""
+    name, tensor = next(((name, tensor) for name, tensor in tensors if tensor.device not in devices), ("", None))
+    if tensor is None:
+        return
+    where = "has no values yet (meta device)" if tensor.is_meta else f"is on {tensor.device}"
+    if len(devices) > 1:
+        yield f"{name} {where}: must be on one of ranks.devices, which are {', '.join(map(str, devices))}"
+        return
+    several = any(one.type == tensor.device.type and one != tensor.device for one in devices)
+    also = "; for a module on two devices call codescent.init(devices_per_rank=2)" if several else ""
+    yield f"{name} {where}: first call module.to(ranks.device), which is {devices[0]}{also}"
+
+
+def _of_one_device(strategy: str, options: Options) -> str:
+    """What was asked for that no module on several devices can have; "": nothing."""
+    if STAGES.get(strategy):
+        return f'strategy "{strategy}"'
+    return "average_every" if options.average_every is not None else "wire" if options.exchanges else ""
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:

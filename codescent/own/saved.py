@@ -246,13 +246,15 @@ def _model_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _replicated_tensors(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> Copies:
-    """Parameters and optimizer state that other ranks hold, too, by shard. Buffers are left out: they may differ."""
+    """Parameters and optimizer state that other ranks hold, too, by shard, or by device. Tensors of several devices are
+    not hashed together; other ranks have other devices, in the same order. Buffers are left out: they may differ."""
+    order = {device: number for number, device in enumerate(dict.fromkeys(one.device for one in tensors.values()))}
     parameters = {f"model.{_plain(name)}" for name, _ in module.named_parameters()}
     copies: Copies = defaultdict(dict)
     for name, tensor in tensors.items():
         if name.startswith(("optimizer.", replicas.SHARED)) or name in parameters:
             if not isinstance(tensor, DTensor):
-                copies["whole"][name] = tensor
+                copies[f"whole on device {order[tensor.device]}"][name] = tensor
             elif any(not placement.is_shard() for placement in tensor.placements):
                 at = zip(tensor.device_mesh.get_coordinate() or (), tensor.placements)
                 shard = [index for index, placement in at if placement.is_shard()]

@@ -47,15 +47,21 @@ class Ranks:
         world_size: number of processes; 1 without a launcher.
         local_rank: number of this process among those of its machine.
         device: the device on which this rank computes: `module.to(ranks.device)`.
+        devices: with `devices_per_rank` all devices of this rank; `device` is the first.
         is_first: whether this is rank 0, which prints.
     """
 
-    def __init__(self, this_rank: Rank, device: str, timeout_s: float, meet_s: float, listen: str | None) -> None:
+    def __init__(
+        self, this_rank: Rank, device: str, timeout_s: float, meet_s: float, listen: str | None, devices_per_rank: int
+    ) -> None:
         # A single process does not change the number of threads.
         num_threads = torch.get_num_threads() if this_rank.world_size == 1 else None
-        self.world = World(this_rank, device, num_threads, timeout_s, shards_alone=True, meet_s=meet_s, listen=listen)
+        self.world = World(
+            this_rank, device, num_threads, timeout_s, shards_alone=True, meet_s=meet_s, listen=listen,
+            devices_per_rank=devices_per_rank,
+        )  # fmt: skip
         self.rank, self.world_size, self.local_rank = this_rank.rank, this_rank.world_size, this_rank.local_rank
-        self.device = self.world.device
+        self.device, self.devices = self.world.device, self.world.devices
         # Wait until all ranks are connected: rank 0 might end at once, and the store ends with it.
         dist.all_reduce(torch.zeros(1))
         self.is_first = self.world.is_first
@@ -230,8 +236,14 @@ class Ranks:
 _ranks: Ranks | None = None
 
 
-@public("codescent.init", device=TEXT, timeout_s=SECONDS, meet_s=SECONDS, listen=TEXT.or_none())
-def init(device: str = "auto", timeout_s: float = 600.0, meet_s: float = MEET_S, listen: str | None = None) -> Ranks:
+@public("codescent.init", device=TEXT, timeout_s=SECONDS, meet_s=SECONDS, listen=TEXT.or_none(), devices_per_rank=COUNT)
+def init(
+    device: str = "auto",
+    timeout_s: float = 600.0,
+    meet_s: float = MEET_S,
+    listen: str | None = None,
+    devices_per_rank: int = 1,
+) -> Ranks:
     """Connect to the other ranks. Call it first. Without a launcher this process is the only rank.
 
     It reads the launcher's variables (torchrun, srun, mpirun and others: `codescent docs launch`), chooses the device,
@@ -245,6 +257,8 @@ def init(device: str = "auto", timeout_s: float = 600.0, meet_s: float = MEET_S,
         meet_s: how long to wait until all ranks are there.
         listen: the network interface at which rank 0 listens, such as "eth0", or "all". None: loopback where all ranks
             are on one machine, else the interface of the route to MASTER_ADDR.
+        devices_per_rank: GPUs of each rank, for a module that lies on several: `ranks.devices`. Local rank 0 has the
+            first ones of the machine, local rank 1 the next. On the CPU each of them is the CPU.
 
     Raises:
         UserError: the launcher's variables contradict each other, the ranks cannot connect, the device does not exist,
@@ -254,6 +268,11 @@ def init(device: str = "auto", timeout_s: float = 600.0, meet_s: float = MEET_S,
     if _ranks is not None:
         if device not in ("auto", _ranks.device.type):
             raise UserError(f'codescent.init: device "{device}": an earlier call has chosen {_ranks.device.type}')
+        if devices_per_rank not in (1, len(_ranks.devices)):
+            raise UserError(
+                f"codescent.init: devices_per_rank = {devices_per_rank}: an earlier call has chosen "
+                f"{len(_ranks.devices)}"
+            )
         return _ranks
     if dist.is_initialized():
         raise UserError(
@@ -265,7 +284,7 @@ def init(device: str = "auto", timeout_s: float = 600.0, meet_s: float = MEET_S,
     if device not in NAMES:
         raise UserError(f'codescent.init: device "{device}"; must be one of {", ".join(NAMES)}')
     try:
-        _ranks = Ranks(this_rank, device, timeout_s, meet_s, listen)
+        _ranks = Ranks(this_rank, device, timeout_s, meet_s, listen, int(devices_per_rank))
     except UserError as error:  # a user of `init` has no config: name its argument, not the config's key
         refused = UserError(*map(_in_words_of_init, error.problems))
         refused.everywhere = error.everywhere

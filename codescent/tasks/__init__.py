@@ -315,6 +315,11 @@ def prepare_and_open(request: TaskRequest, *, progress: bool) -> AnyDataset:
     return task_of(request).open(request, prepare(request, progress=progress))
 
 
+def published() -> dict[str, str]:
+    """Names of corpora that are no texts, each with the shipped config that trains on it."""
+    return {corpus: config for task in TASKS for corpus, config in task.published.items()}
+
+
 def open_corpus(corpus: str, validation_fraction: float) -> ShownDataset | None:
     """Open a corpus that a task reads without preparation; None: it is text. Raises UserError: it is damaged."""
     found = (task.open_corpus(corpus, validation_fraction) for task in TASKS)

@@ -144,6 +144,12 @@ class MixtureTask(Task):
                     "it; lower its weight, data.seq_len or train.global_batch_size, or give more text"
                 )
 
+    def beforehand(self, request: TaskRequest, dataset: AnyDataset) -> Iterator[str]:
+        """See `Task`."""
+        assert isinstance(dataset, MixedDataset)
+        for name, one in _each(request).items():
+            yield from _prefixed(name, self.task.beforehand(one, dataset.corpora[name]))
+
     def pin(self, request: TaskRequest) -> Mapping[str, Any]:
         """See `Task`."""
         return self.task.pin(_first(request))

@@ -169,6 +169,7 @@ class Task:
         unit: what one loss is computed for, in words.
         peft_task_type: `peft`'s name of the task; None: it has none.
         scores_files: the kinds of model for which `evaluate --data FILE` works.
+        published: names of corpora of this task that are no texts, each with the shipped config that trains on it.
     """
 
     name: str
@@ -189,6 +190,7 @@ class Task:
     unit = "tokens"
     peft_task_type: str | None = None
     scores_files: tuple[str, ...] = ()
+    published: Mapping[str, str] = MappingProxyType({})
 
     def made_for(self, data: Data) -> bool:
         """Whether the corpus implies this task if data.task is not set."""
@@ -288,6 +290,10 @@ class Task:
 
     def misfits(self, dataset: AnyDataset, plan: Plan) -> Iterator[str]:
         """Messages: why the model cannot read the samples."""
+        yield from ()
+
+    def beforehand(self, request: TaskRequest, dataset: AnyDataset) -> Iterator[str]:
+        """Sentences: what of this data a run makes itself, or makes again later, though it was prepared before."""
         yield from ()
 
     # Files in the run's folder, so that a resumed run has the same samples. Rank 0 decides (`pin`) for every rank.

@@ -19,12 +19,15 @@ IN_CONFIG = 'train.device = "{}"'
 """How a device is asked for in a config, in messages."""
 
 
-def choose_device(wanted: str, this_rank: Rank, option: str = IN_CONFIG) -> torch.device:
-    """Choose the device of this rank. "auto" is the first kind of GPU that the machine has and that can serve a run of
-    so many ranks, one device for each local rank; else the CPU.
+def choose_devices(wanted: str, this_rank: Rank, option: str = IN_CONFIG, *, each: int = 1) -> tuple[torch.device, ...]:
+    """Choose the devices of this rank, `each` in number, and make the first the current one.
 
-    A process that sees one device takes it, whatever its local rank: with srun --gpus-per-task each rank sees only its
-    own. `refusal` checks that no two ranks have taken one device. `option`: how a user asks for a device.
+    "auto" is the first kind of GPU that the machine has and that can serve a run of so many ranks; else the CPU, which
+    counts as `each` devices. Local rank 0 has the first ones, local rank 1 the next.
+
+    A process that sees as many devices as it needs takes them, whatever its local rank: with srun --gpus-per-task each
+    rank sees only its own. `refusal` checks that no two ranks have taken one device. `option`: how a user asks for a
+    device.
 
     Raises:
         UserError: there are fewer devices than local ranks, or none of the kind that is `wanted`; several ranks cannot
@@ -32,23 +35,25 @@ def choose_device(wanted: str, this_rank: Rank, option: str = IN_CONFIG) -> torc
     """
     kind = KINDS[_first_kind(this_rank) if wanted == AUTO else wanted]
     if kind.name == CPU:
-        return torch.device(CPU)
+        return (torch.device(CPU),) * each
     asked, found = option.format(wanted), devices.count(kind.name)
     if this_rank.world_size > 1 and not kind.backend:
         raise UserError(
             f"{asked}: {kind.label}s have no collectives in torch, so the {counted(this_rank.world_size, 'rank')} of "
             f"this run cannot exchange; start one rank, or set {option.format(CPU)}"
         )
-    if found != 1 and found < this_rank.local_world_size:
-        few = f"start at most {found} here, or " if found else ""
+    if found != each and found < this_rank.local_world_size * each:
+        few = f"start at most {found // each} here, or " if found // each else ""
+        of_each = f", which have {each} each" if each > 1 else ""
         raise UserError(
             f"{asked}: this machine has {counted(found, kind.label)} for "
-            f"{counted(this_rank.local_world_size, 'local rank')}; {few}set {option.format(CPU)}"
+            f"{counted(this_rank.local_world_size, 'local rank')}{of_each}; {few}set {option.format(CPU)}"
         )
-    device = devices.take(kind.name, 0 if found == 1 else this_rank.local_rank)
+    first = 0 if found == each else this_rank.local_rank * each
+    device = devices.take(kind.name, first)
     if this_rank.world_size > 1:
         _refuse_without_sums(kind, device, asked, option)
-    return device
+    return device, *(torch.device(kind.name, number) for number in range(first + 1, first + each))
 
 
 def _first_kind(this_rank: Rank) -> str:
@@ -66,7 +71,7 @@ def _refuse_without_sums(kind: DeviceKind, device: torch.device, asked: str, opt
         )
 
 
-def backends(device: torch.device, ranks: int, *, shards_alone: bool) -> tuple[str, torch.device | None]:
+def backends(device: torch.device, ranks: int, *, shards_alone: bool, each: int = 1) -> tuple[str, torch.device | None]:
     """The backends of a rank's process groups, and the device on which NCCL starts at once (None: it does not).
 
     Ranks on GPUs have the backend of their kind (NCCL, xccl) for tensors of the device, gloo for the others. A single
@@ -75,6 +80,7 @@ def backends(device: torch.device, ranks: int, *, shards_alone: bool) -> tuple[s
     Args:
         device: of this rank.
         ranks: their number.
+        each: devices of a rank. NCCL that starts at once, on one device, refuses tensors of another.
         shards_alone: a single rank may have a module of fully_shard, whose mesh of one rank needs NCCL. NCCL then
             starts with the first message of such a module.
     """
@@ -83,7 +89,7 @@ def backends(device: torch.device, ranks: int, *, shards_alone: bool) -> tuple[s
         return "gloo", None
     both = f"{CPU}:gloo,{kind.name}:{kind.backend}"
     if ranks > 1:
-        return both, device
+        return both, device if each == 1 else None
     return (both if shards_alone else "gloo"), None
 
 

@@ -44,7 +44,7 @@ from codescent.meeting.rendezvous import meet
 from codescent.meeting.silent import tell
 from codescent.plan import AXES, Collective, Mesh, Plan
 from codescent.strategies.collectives import abort_groups
-from codescent.train.devices import IN_CONFIG, backends, choose_device, refusal, versions
+from codescent.train.devices import IN_CONFIG, backends, choose_devices, refusal, versions
 from codescent.train.hang_up import hang_up, outlives
 from codescent.train.messages import Messages
 from codescent.train.torch_store import TorchStore, open_agent
@@ -80,6 +80,7 @@ class World:
         listen: parallel.listen.
         stopped_s: parallel.stopped_s.
         option: how a user asks for a device, in messages.
+        devices_per_rank: more than one for a module that lies on several; `device` is the first of `devices`.
 
     Raises:
         UserError: the device does not exist, ranks cannot connect, or they differ in a fact or in what facts.py lists.
@@ -99,13 +100,15 @@ class World:
         listen: str | None = None,
         stopped_s: float | None = None,
         option: str = IN_CONFIG,
+        devices_per_rank: int = 1,
     ) -> None:
         if this_rank.child and this_rank.world_size > 1:  # a single rank may outlive the process that started it
             end_with_parent(f"rank {this_rank.rank} of {this_rank.world_size}")
         cause.is_rank(this_rank)
         self.this_rank = this_rank
         self.is_first = this_rank.rank == 0  # prints and writes the run folder
-        self.device = choose_device(device, this_rank, option)
+        self.devices = choose_devices(device, this_rank, option, each=devices_per_rank)
+        self.device = self.devices[0]
         self.timeout = timedelta(seconds=timeout_s)
         backend, _ = backends(self.device, this_rank.world_size, shards_alone=shards_alone)
         own = facts_of_process(code_digest(), backend, versions(backend), os.environ)  # reads files: nobody waits yet
@@ -143,7 +146,7 @@ class World:
 
     def _begin_groups(self, store: Store, *, shards_alone: bool = False) -> None:
         """Make the default process group, of the living. torch numbers them anew."""
-        names, starts = backends(self.device, len(self.living), shards_alone=shards_alone)
+        names, starts = backends(self.device, len(self.living), shards_alone=shards_alone, each=len(self.devices))
         dist.init_process_group(
             names,
             store=store,

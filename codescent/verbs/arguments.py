@@ -151,7 +151,7 @@ VERBS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = 
     ),
     ("measure", "measure this machine, or those of a launcher, and write a cluster file", arguments_machines.measure),
     ("config", "print every value of a config and its origin", arguments_run.config),
-    ("data", "prepare a corpus as token shards, or generate synthetic tensors", arguments_run.data),
+    ("data", "prepare a corpus, or all that the run of a config reads", arguments_run.data),
     ("sample", "generate text with a trained model", arguments_trained.sample),
     ("evaluate", "score a trained model, or a file of answers to questions", arguments_trained.evaluate),
     ("plot", "draw loss, learning rate, gradient norm and speed of runs", arguments_trained.plot),

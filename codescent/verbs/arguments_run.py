@@ -4,19 +4,18 @@ Does not parse (arguments.py does), does not check arguments against each other,
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from codescent.base.sizes import memory_size
 from codescent.verbs.argument_types import amount, not_negative, numbers, path, positive, text
-from codescent.verbs.argument_words import CONFIG_HELP, config_arguments
+from codescent.verbs.argument_words import CONFIG_HELP, OVERRIDES_HELP, config_arguments
 
 MOST_KEYS = ("train.microbatch_size", "data.seq_len", "model.num_layers")
 """planner/most.py finds the largest value of these. It is not imported here: it would make `--help` slow."""
 TRAIN_HELP = f"{CONFIG_HELP}; with --resume also the folder of the run"
 CORPUS_HELP = (
-    "python-stdlib, shakespeare, openwebtext, or the path of a file (text, JSON lines, CSV, TSV, Parquet, Arrow), a "
-    "folder or a glob; for a file of "
-    "tensors (.h5, .pt, .safetensors): print its description"
+    "a config: all that its run reads; squad; python-stdlib, shakespeare, openwebtext, or the path of a file (text, "
+    "JSON lines, CSV, TSV, Parquet, Arrow), a folder or a glob; for a file of tensors (.h5, .pt, .safetensors): print "
+    "its description"
 )
 TOKENIZER_HELP = "char (the default), byte, gpt2, bert[-cased][:VOCABULARY], bpe:VOCAB or a tokenizer's JSON file"
 RESUME_AUTO = "--resume=auto"
@@ -113,10 +112,11 @@ def data(verb: argparse.ArgumentParser) -> None:
     """Add the arguments of `codescent data`."""
     add = verb.add_argument
     add("corpus", type=text, nargs="?", help=CORPUS_HELP)
+    add("overrides", metavar="section.key=value", nargs="*", default=[], help=f"with a config: {OVERRIDES_HELP}")
     add("--tokenizer", type=text, help=TOKENIZER_HELP)
     add("--train-bpe", type=positive, metavar="VOCAB", help="train a BPE of this many tokens on the corpus")
-    add("--folder", type=path, default=Path("datasets"), help="folder of prepared corpora (data.folder)")
-    add("--validation-fraction", type=float, default=0.1, help="fraction of the data used for validation (default 0.1)")
+    add("--folder", type=path, help="folder of prepared corpora (data.folder; default datasets)")
+    add("--validation-fraction", type=float, help="fraction of the data used for validation (default 0.1)")
     key_help = "column or JSON key of the text (default: text, content or the only one of strings)"
     add("--text-key", type=text, help=key_help)
     add("--as-text", action="store_true", help="every file is plain text, whatever it looks like: JSON, CSV, questions")

@@ -1,16 +1,23 @@
-"""In: the arguments of `codescent data`: a corpus, or sizes of synthetic tensors. Out: the data prepared, its summary.
-Does not contain the preparation itself: data/text and tasks/tensors do."""
+"""In: the arguments of `codescent data`: a corpus, a config, or sizes of synthetic tensors. Out: the data prepared, its
+summary.
+Does not contain the preparation itself: data/text and tasks/tensors do; data_of_run.py has that of a config."""
 
 from __future__ import annotations
 
+import difflib
+import glob
 from argparse import Namespace
+from pathlib import Path
 
 from codescent import tasks
 from codescent.base.counted import counted
 from codescent.base.errors import UserError, of_each
+from codescent.base.home import expanded
 from codescent.base.hub_name import is_hub_name, parse_dataset, parse_model
 from codescent.base.output import note, say
+from codescent.base.own_names import is_own_name
 from codescent.config.keys import AUTO
+from codescent.config.load import shipped
 from codescent.data.text import corpora
 from codescent.data.text.dataset import open_dataset, token_shards
 from codescent.data.text.prepare import prepare
@@ -20,15 +27,100 @@ from codescent.hub.obtain import listed, obtain, pinned
 from codescent.tasks import ShownDataset
 from codescent.tasks.tensors.dataset import open_tensors
 from codescent.tasks.tensors.prepare import make_recipe, parse_sizes, prepare_synthetic
+from codescent.verbs.arguments import OVERRIDE
+from codescent.verbs.data_of_run import prepare_run
 
 _OF_TEXT = ("tokenizer", "train_bpe", "workers", "text_key", "as_text")
 _OF_TENSORS = ("source", "target", "format", "seed")
 
 
+_IN_A_CONFIG = {
+    "tokenizer": "data.tokenizer=NAME",
+    "train_bpe": "data.tokenizer=bpe:VOCAB",
+    "folder": "data.folder=DIR",
+    "validation_fraction": "data.validation_fraction=FRACTION",
+    "text_key": "data.text_key=NAME",
+    "workers": "",
+    "source": "",
+    "target": "",
+    "format": "data.format=NAME",
+    "seed": "",
+}
+"""Options for a corpus or for random numbers, and what a config has instead; empty: nothing."""
+
+
 def main(arguments: Namespace) -> int:
-    """Prepare or open the corpus or tensors, and print a summary and the path."""
+    """Prepare or open the corpus, the data of a config, or tensors, and print a summary and the path."""
     if (arguments.synthetic is None) == (arguments.corpus is None):
-        raise UserError("codescent data: give a corpus, or --synthetic SAMPLES")
+        raise UserError("codescent data: give a corpus, a config, or --synthetic SAMPLES")
+    _put_config_first(arguments)
+    if arguments.corpus is not None and (config := _config_of(arguments)) is not None:
+        _refuse_options(arguments)
+        return prepare_run(config, arguments.overrides, verify=arguments.verify)
+    if arguments.overrides:
+        words = " ".join(arguments.overrides)
+        raise UserError(
+            f"{words}: an override is for a config, and {arguments.corpus} is a corpus; give options such as "
+            f"--tokenizer, or a config: codescent data CONFIG data.corpus={arguments.corpus} {words}"
+        )
+    arguments.folder = arguments.folder or Path("datasets")
+    arguments.validation_fraction = 0.1 if arguments.validation_fraction is None else arguments.validation_fraction
+    return _prepare_corpus(arguments)
+
+
+def _put_config_first(arguments: Namespace) -> None:
+    """Overrides may stand before the config, as in other commands."""
+    words = [arguments.corpus, *arguments.overrides]
+    first = next((word for word in words if word is not None and not OVERRIDE.match(word)), None)
+    if first is not None:
+        words.remove(first)
+        arguments.corpus, arguments.overrides = first, words
+
+
+def _config_of(arguments: Namespace) -> str | None:
+    """The config that the first word names, or that trains on the corpus of this name; None: the word is a corpus.
+
+    A file or folder is a corpus, unless its name ends in .toml. Raises UserError: there is nothing of this name.
+    """
+    word, configs = arguments.corpus, shipped()
+    path = expanded(word)
+    if arguments.as_text or word in corpora.NAMES or is_hub_name(word) or is_own_name(word):
+        return None
+    if path.suffix == ".toml" and not path.is_dir():
+        return str(word)
+    if path.exists():
+        return None
+    if word in tasks.published():
+        return tasks.published()[word]
+    if word in configs:
+        return str(word)
+    if path.name == word and not path.suffix and not path.is_symlink() and not glob.has_magic(word):
+        names = [*corpora.NAMES, *tasks.published()]
+        beside = [child.name for child in Path().iterdir()]
+        near = difflib.get_close_matches(word, [*names, *configs, *beside], n=1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise UserError(
+            f"{word}: no such file or folder, and not the name of a corpus ({', '.join(names)}) or of a shipped config "
+            f"({', '.join(configs)}){meant}"
+        )
+    return None
+
+
+def _refuse_options(arguments: Namespace) -> None:
+    """Raise UserError for each option that a config has instead."""
+    given = [name for name in _IN_A_CONFIG if getattr(arguments, name) is not None]
+    instead = {name: f"give {key}" if (key := _IN_A_CONFIG[name]) else "leave it out" for name in given}
+    if given:
+        raise UserError(
+            *(
+                f"--{name.replace('_', '-')}: is not for {arguments.corpus}, which is prepared as a config says; {what}"
+                for name, what in instead.items()
+            )
+        )
+
+
+def _prepare_corpus(arguments: Namespace) -> int:
+    """Prepare or open a corpus or tensors without a config."""
     _download(arguments)
     files = None if arguments.corpus is None else corpora.pattern_files(arguments.corpus)
     if files:
@@ -82,9 +174,9 @@ def _tokens(arguments: Namespace) -> ShownDataset:
     task, file = (None, "") if arguments.as_text else tasks.beside_text(arguments.corpus)
     if task is not None:
         raise UserError(
-            f'{file}: holds {task.form}, and this command prepares text; data.task = "{task.name}" '
-            f"(model.kind = {' or '.join(task.kinds)}) reads them: `codescent train` prepares them by itself; to "
-            "prepare them as text all the same, give --as-text"
+            f'{file}: holds {task.form}, and without a config this command prepares text; data.task = "{task.name}" '
+            f"(model.kind = {' or '.join(task.kinds)}) reads them: `codescent data CONFIG` prepares them for the run "
+            "of a config; to prepare them as text all the same, give --as-text"
         )
     path = prepare(
         arguments.corpus,

@@ -13,6 +13,7 @@ from codescent.base.hub_name import HubName, is_hub_name, parse
 from codescent.base.output import say
 from codescent.build import task_request
 from codescent.config.hub_keys import HUB_KEYS, WEIGHTS, names_in
+from codescent.config.sections import Config
 from codescent.hub import needed
 from codescent.hub.cache import root
 from codescent.hub.obtain import CachedFiles, Choice, held, listed, pinned, repair
@@ -65,8 +66,12 @@ def _of_config(arguments: Namespace) -> list[tuple[str, CachedFiles]]:
     if not names:
         keys = ", ".join(HUB_KEYS)
         raise UserError(f"{arguments.config}: names nothing of a hub: none of {keys} begins with hf://")
-    if arguments.dry_run:
-        return all_held(config)
+    return all_held(config) if arguments.dry_run else obtained_of(config)
+
+
+def obtained_of(config: Config) -> list[tuple[str, CachedFiles]]:
+    """The files of all names in a config with commits, downloaded and verified. Raises UserError: see `obtain_all`."""
+    names = names_in(config)
     if WEIGHTS in names and task_request(config).kind not in READ_CONFIG:  # before a long download
         refuse_unknown(names[WEIGHTS])
     return obtain_all(config, repairs=True)

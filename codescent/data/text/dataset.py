@@ -140,7 +140,11 @@ class Dataset:
     def verify(self) -> None:
         """Read all shards again. Raises UserError: tokens outside the vocabulary, shards whose sha256 has changed."""
         problems = [split.problem() for split in (self.train, self.validation)]
-        problems += prepared.hash_problems(self.path, _hashes_of(self.train, self.validation), again=True)
+        of_folders: dict[Path, list[Split]] = {}  # a data.validation has a folder of its own
+        for split in (self.train, self.validation):
+            of_folders.setdefault(split.files[0].path.parent if split.files else self.path, []).append(split)
+        for folder, splits in of_folders.items():
+            problems += prepared.hash_problems(folder, _hashes_of(*splits), again=True)
         if wrong := [problem for problem in problems if problem]:
             ours = "request" in self.description
             raise UserError(*wrong, *([f"{self.path}: damaged: {AGAIN}"] if ours else []))

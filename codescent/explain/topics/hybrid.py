@@ -30,6 +30,7 @@ def lesson(asked: LessonInput) -> Lesson:
         see=(
             ("codescent plan CONFIG --search", say("the fastest layouts of a config")),
             ("codescent docs which", say("which layout is right for which machine")),
+            ("codescent docs two_devices", say("a module of your own on two devices of each rank")),
         ),
     )
 

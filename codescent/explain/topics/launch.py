@@ -29,6 +29,7 @@ def lesson(asked: LessonInput) -> Lesson:
             (f"codescent launch {CONFIG} --to slurm --nodes {nodes}", say("a script for a scheduler, checked before")),
             ("codescent doctor", say("look at the machines before a run")),
             ("codescent docs launch_scripts", say("all targets and their keys")),
+            ("codescent docs spawn", say("a program that starts its ranks itself, by mp.spawn")),
         ),
     )
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,6 +60,7 @@ class Answers(FolderTask):
     scores_files = kinds
     mixes = False  # its scores are of the questions of one file
     dataset = QuestionDataset
+    published = MappingProxyType({SQUAD: "bert_squad"})
 
     def made_for(self, data: Data) -> bool:
         """See `Task`."""

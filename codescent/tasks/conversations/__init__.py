@@ -167,6 +167,16 @@ class Conversations(FolderTask):
                 f"({request.run / CHAT}); start a new run, or give the data.corpus of its start"
             )
 
+    def beforehand(self, request: TaskRequest, dataset: AnyDataset) -> Iterator[str]:
+        """See `Task`: samples of a chat template that writes the date."""
+        assert isinstance(dataset, ResponseDataset)
+        if dataset.chat is not None and dataset.chat.day is not None and not self.dataset.is_at(request.data.corpus):
+            yield (
+                f"data.chat_template: {dataset.chat.name}: writes the date, {dataset.chat.day}: a run that begins on "
+                f"another day prepares the samples again; it needs no network for it. data.corpus={dataset.path} keeps "
+                "the samples of this day"
+            )
+
     def prompts(self, request: TaskRequest, tokenizer: Tokenizer) -> Prompts:
         """See `Task`; with a chat template, a prompt becomes a message of the user."""
         chat = _chat(request, tokenizer)

@@ -137,6 +137,14 @@ class Tensors(Task):
         """See `Task`."""
         return open_tensors(corpus, validation_fraction) if is_tensors(corpus) else None
 
+    def beforehand(self, request: TaskRequest, dataset: AnyDataset) -> Iterator[str]:
+        """See `Task`: random numbers that no file has."""
+        data = request.data
+        for key, name in (("corpus", data.corpus), ("validation", data.validation or "")):
+            if name.startswith(PREFIX) and (key == "validation" or data.format in (None, "memory")):
+                in_file = ' (data.format = "hdf5" writes them to a file)' if key == "corpus" else ""
+                yield f"data.{key} = {name}: a run makes these random numbers in memory: nothing is prepared{in_file}"
+
     def misfits(self, dataset: AnyDataset, plan: Plan) -> Iterator[str]:
         """See `Task`."""
         assert isinstance(dataset, TensorDataset)
