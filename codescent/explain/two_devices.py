@@ -1,6 +1,6 @@
 """In: a plan. Out: two frames of a lesson: a model that lies on two devices of each process, under data parallelism
 (torch's tutorial "combine DDP with model parallelism"): who holds what, and when each device computes.
-Does not plan such a run: it is a module of the user's own (docs/own_module.md)."""
+Does not plan such a run: it is a module of the user's own (docs/two_devices.md)."""
 
 from __future__ import annotations
 
