@@ -28,7 +28,13 @@ def main() -> int:
     parsed.add_argument("--table", type=Path, nargs="+", metavar="FILE", help="print the Markdown of these results")
     arguments = parsed.parse_args()
     if arguments.table:
-        print("\n\n".join(markdown(json.loads(file.read_text(encoding="utf-8"))) for file in arguments.table))
+        if arguments.json or arguments.ranks != parsed.get_default("ranks"):
+            parsed.error("--table: prints results that are there; leave out --ranks and --json")
+        try:
+            tables = [markdown(json.loads(file.read_text(encoding="utf-8"))) for file in arguments.table]
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            parsed.error(f"--table: not a result of this benchmark: {error}")
+        print("\n\n".join(tables))
         return 0
     if not 2 <= arguments.ranks <= MAX_RANKS:
         parsed.error(f"--ranks {arguments.ranks}: give 2 to {MAX_RANKS}: one rank sends nothing")

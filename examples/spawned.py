@@ -44,4 +44,6 @@ if __name__ == "__main__":  # mp.spawn imports this file again in each process
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=3)
     args = parser.parse_args()
+    if args.ranks < 1:
+        parser.error(f"--ranks {args.ranks}: give at least 1")
     mp.spawn(main, args=(args.ranks, free_port(), args.epochs), nprocs=args.ranks)

@@ -11,12 +11,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
-"""Classes of tensors without ways of their own."""
+"""Tensors of subclasses, such as DTensor, are allocated by torch."""
 NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class Unfilled(TorchFunctionMode):
-    """A block in which functions of torch.nn.init do nothing, and `to_empty` only allocates.
+    """A block in which functions of torch.nn.init do nothing on the meta device, and `to_empty` only allocates.
 
     For tensors of the meta device torch computes `normal_` and `empty_like` in Python. At the first one it imports its
     compiler and sympy, which takes a second and 80 MB. Here nobody needs what they compute.
@@ -32,7 +32,8 @@ class Unfilled(TorchFunctionMode):
         """Called by torch in place of `function`."""
         given = kwargs or NONE
         if getattr(function, "__module__", "") == "torch.nn.init":
-            return args[0] if args else given["tensor"]
+            tensor = args[0] if args else given["tensor"]
+            return tensor if tensor.is_meta else function(*args, **given)
         if function is torch.empty_like and type(args[0]) in PLAIN and args[0].is_meta and "device" in given:
             return torch.empty(args[0].shape, dtype=args[0].dtype, device=given["device"])
         return function(*args, **given)

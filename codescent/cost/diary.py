@@ -18,11 +18,18 @@ class Diary:
         self.clock, self.is_kept = clock, True
         self.activities: list[Activity] = []
 
-    def waited(self, rank: int, why: Doing, begin_s: float, begun_s: float | None = None) -> None:
-        """A rank has waited until now. `begun_s`: until then for another rank; None: not known."""
+    def waited(
+        self, rank: int, why: Doing, begin_s: float, begun_s: float | None = None, asked_s: float | None = None
+    ) -> None:
+        """A rank has waited until now: from `asked_s` to `begun_s` for another rank.
+
+        `asked_s`: None: from the begin. `begun_s`: None: not known, so it has not.
+        """
         now_s = self.clock.now_s
         begun_s = min(max(begin_s, begin_s if begun_s is None else begun_s), now_s)
-        self._note(rank, Doing.RANK, begin_s, begun_s)
+        asked_s = begin_s if asked_s is None else asked_s
+        self._note(rank, why, begin_s, asked_s)
+        self._note(rank, Doing.RANK, asked_s, begun_s)
         self._note(rank, why, begun_s, now_s)
 
     def did(self, server: int, what: Doing, begin_s: float) -> None:

@@ -3,9 +3,11 @@ Does not simulate (simulate.py and ranks_walk.py do) and has no colours (report/
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import accumulate
 from typing import Any, Protocol, TypeVar
 
 from codescent.trace.intervals import Interval, union, without
@@ -76,7 +78,24 @@ class Window:
     def _cut(self, one: _T) -> _T:
         start_s, end_s = max(one.start_s, self.begin_s), min(one.end_s, self.end_s)
         cut: Any = one  # a dataclass, which a protocol cannot say
-        return replace(cut, start_s=start_s - self.begin_s, end_s=end_s - self.begin_s)  # type: ignore[no-any-return]
+        times = {"start_s": start_s - self.begin_s, "end_s": end_s - self.begin_s}
+        if getattr(one, "waits_s", 0.0) > end_s - start_s:
+            times["waits_s"] = end_s - start_s
+        return replace(cut, **times)  # type: ignore[no-any-return]
+
+
+class OrderedSpans:
+    """Intervals by their begin, to find those at a time. Few of them are as long as many others."""
+
+    def __init__(self, found: Iterable[Timespan]) -> None:
+        self._found = sorted(found, key=lambda one: one.start_s)
+        self._starts = [one.start_s for one in self._found]
+        self._latest = list(accumulate((one.end_s for one in self._found), max))
+
+    def during(self, one: Timespan) -> list[Timespan]:
+        """Those that share time with an interval."""
+        first, stop = bisect_right(self._latest, one.start_s), bisect_left(self._starts, one.end_s)
+        return [other for other in self._found[first:stop] if other.end_s > one.start_s]
 
 
 def parts_without(one: Timespan, others: Iterable[Timespan]) -> list[Interval]:

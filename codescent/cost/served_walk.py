@@ -160,7 +160,8 @@ class Servers(Handed):
         yield from arrived
         leaves_s = max((event.begun_s or 0.0 for event in arrived), default=begin_s)
         yield there_and_back_s  # for work
-        self.diary.waited(worker, Doing.SERVER, begin_s, leaves_s)
+        asked_s = min(leaves_s, begin_s + self.network.latency_s(worker, first.rank))  # until then the request flew
+        self.diary.waited(worker, Doing.SERVER, begin_s, leaves_s, asked_s)
         self.portions.weights_given(worker)
 
     def _turned(self, worker: int) -> list[int]:

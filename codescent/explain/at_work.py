@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from codescent.clusters.by_links import of_links
 from codescent.clusters.link import Link
 from codescent.cost.coding import Coding
-from codescent.cost.doing import SERVES, Window, parts_without
+from codescent.cost.doing import SERVES, OrderedSpans, Window, parts_without
 from codescent.cost.simulate import SimulatedMessage
 from codescent.cost.walked import Walk
 from codescent.explain.content import Arrow, Bar, RankLanes, Tone
@@ -85,9 +85,10 @@ def _lanes(plan: Plan, walk: Walk, say: Language, end: float, *, arrows: bool) -
     shown_time = Window(0.0, end)
     waits = [at for at in shown_time.cut(walk.activities) if at.doing not in SERVES]
     bars = []
+    of_rank = {rank: OrderedSpans(at for at in waits if at.stage == rank) for rank in range(plan.world_size)}
     for span in shown_time.cut(walk.timeline):
         tone = TONES.get(span.instruction.verb, Tone.OTHER)
-        own = [at for at in waits if at.stage == span.stage]
+        own = of_rank[span.stage].during(span)
         bars += [Bar(span.stage, begin, ends, tone) for begin, ends in parts_without(span, own)]
     bars += [Bar(at.stage, at.start_s, at.end_s, Tone.WAITING) for at in waits]
     names = [say("server {number}", number=rank) if rank not in plan.mesh else say("rank {number}", number=rank)

@@ -143,8 +143,11 @@ def distribute(
         _refuse(module, optimizer, strategy, replicas, ranks, options)
         chosen.extend(choose_blocks(module) if blocks is None else check_blocks(module, blocks))
         tensors = chain(module.named_parameters(), module.named_buffers())
+        several = len(ranks.devices) > 1
         described = [
-            f"{name} {list(t.shape)} {t.dtype} {'trained' if t.requires_grad else 'fixed'}" for name, t in tensors
+            f"{name} {list(t.shape)} {t.dtype} {'trained' if t.requires_grad else 'fixed'}"
+            + (f" on device {ranks.devices.index(t.device)}" if several else "")
+            for name, t in tensors
         ]
         asked = {"strategy": strategy, "optimizer": type(optimizer).__name__, "replicas": int(replicas)}
         asked |= options.described()
@@ -315,8 +318,11 @@ def _refuse(
         )
     tensors = list(chain(module.named_parameters(), module.named_buffers()))
     problems += (wrong := list(misplaced(tensors, ranks.devices)))
-    if not wrong and len({tensor.device for _, tensor in tensors}) > 1 and (needs := _of_one_device(strategy, options)):
-        problems.append(f'{needs}: needs a module on one device for each rank: take "ddp" alone, or one device')
+    elsewhere = not wrong and {tensor.device for _, tensor in tensors} - {ranks.device}
+    if elsewhere and (needs := _of_one_device(strategy, options)):
+        problems.append(
+            f'{needs}: needs a module on {ranks.device}, the first device of its rank: take "ddp" alone, or move it'
+        )
     problems += [
         f"{name}: some of its elements share memory (expand, as_strided): create it with .clone() or .contiguous()"
         for name, tensor in tensors

@@ -16,6 +16,7 @@ from matplotlib.ticker import EngFormatter
 from codescent.base.counted import counted
 from codescent.report.frame import framed, legend_above
 from codescent.report.metrics import X_AXES, Curves
+from codescent.report.style import LOSS_UNIT as LOSS_UNIT
 from codescent.report.style import PALETTE, TEXT_GREY, literal, plain
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ DASHES = ("solid", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1, 1, 1)))
 """Line styles of the first runs, and of those that get the same colours again."""
 LINE, BROAD, BROADEST = 1.5, 2.8, 5.6  # width of a line; added for each later run that coincides with it; in all
 PANELS_IN = 6.2  # height of all panels
-LOSS_UNIT, NO_UNIT = "nats per token", "(no unit)"
+NO_UNIT = "(no unit)"
 UNITS = (("s", 1.0), ("minutes", 60.0), ("hours", 3600.0), ("days", 86400.0))
 
 

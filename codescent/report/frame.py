@@ -138,7 +138,7 @@ def legend_labels(labels: Sequence[str], width_in: float, size: float = LEGEND_S
     key_in = KEY_EMS * size / POINTS_PER_IN
     raw = [FrameText(label.replace(r"\$", "$"), size) for label in labels]
     lines = [wrapped(block, width_in - key_in) for block in raw]
-    widest_in = max(_width_in(line, FrameText("", size)) for some in lines for line in some or [""])
+    widest_in = max((_width_in(line, FrameText("", size)) for some in lines for line in some or [""]), default=0.0)
     names = ["\n".join(map(literal, some)) for some in lines]
     return names, max(1, min(len(names), int(width_in / (widest_in + key_in))))
 

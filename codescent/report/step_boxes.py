@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from codescent.cost.doing import SERVES, Activity, Doing, parts_without
+from codescent.cost.doing import SERVES, Activity, Doing, OrderedSpans, parts_without
 from codescent.cost.lengths import InstructionCollectives
 from codescent.cost.simulate import SimulatedMessage, Simulation, Span
 from codescent.plan import Collective, Instruction, Traffic, Verb
@@ -68,7 +68,9 @@ def boxes_of(
         if at.doing not in SERVES:
             waits[at.stage].append(at)
     spans = [span for span in simulation.timeline if span.end_s > span.start_s]
-    computing = [box for span in spans for box in _computing(span, waits[span.stage])]
+    of_row = {row: OrderedSpans(found) for row, found in waits.items()}
+    nothing = OrderedSpans(())
+    computing = [box for span in spans for box in _computing(span, of_row.get(span.stage, nothing))]
     rows = {span.stage for span in spans}
     return [
         *computing,
@@ -128,10 +130,9 @@ def unit_of(record: Traffic) -> str:
     return f"{first - 1}" if end == first + 1 else f"{first - 1}-{end - 2}"
 
 
-def _computing(span: Span, waits: Sequence[Activity]) -> Iterator[PictureBox]:
+def _computing(span: Span, waits: OrderedSpans) -> Iterator[PictureBox]:
     """What is left of an instruction without its waits."""
-    at = span.instruction
-    own = [wait for wait in waits if wait.start_s < span.end_s and wait.end_s > span.start_s]
+    at, own = span.instruction, waits.during(span)
     text = "" if at.microbatch is None else str(at.microbatch)
     look = verb_look(at.verb, is_odd=at.chunk % 2 == 1)
     for start, end in parts_without(span, own):

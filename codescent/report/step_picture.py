@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from codescent.cost.doing import SERVES
 from codescent.cost.lengths import Lengths
 from codescent.cost.simulate import Simulation
 from codescent.plan import Verb
@@ -34,6 +35,7 @@ from codescent.report.step_boxes import (
     wait_look,
 )
 from codescent.report.style import COLOURS, DOING, WAITING, picture_bytes
+from codescent.trace.intervals import union
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,7 +53,7 @@ EDGED_IN = 0.03
 DPI = 110
 SEEN_IN = 1 / DPI
 LEAST_IN = SEEN_IN / 4
-"""A quarter of a pixel. Narrower boxes are not drawn: nobody could see them, but the legend would name them."""
+"""A quarter of a pixel. What is narrower is not drawn: nobody could see it, but the legend would name it."""
 _DARK = (COLOURS[Verb.FORWARD], COLOURS[Verb.BACKWARD], COLOURS[Verb.STEP], COLOURS[Verb.LOAD])
 
 
@@ -124,12 +126,13 @@ def sheet(
 
     end, rows = simulation.makespan_s, len(simulation.stages)
     unit_in = min(UNIT_IN, widest_in / max(end, 1e-9))
-    boxes = [box for box in boxes_of(simulation, given.exchanges) if _is_seen(box, unit_in)]
+    every = boxes_of(simulation, given.exchanges)
+    boxes = _seen(every, unit_in)
     lanes = [band for band in PictureBand if band is not PictureBand.ROW and any(box.band is band for box in boxes)]
     wide = max(end * unit_in, NARROWEST_IN)
     width, high = wide + 2 * MARGIN_IN, rows * (ROW_IN + len(lanes) * LANE_IN)
     numbered = _numbered(boxes, unit_in)
-    idle = [IDLE] if is_idle(boxes, rows, end, SEEN_IN / unit_in) else []
+    idle = [IDLE] if is_idle(every, rows, end, SEEN_IN / unit_in) else []
     handles = _legend([*(box.look for box in boxes), *idle], simulation.lane)
     labels, columns = legend_labels([str(patch.get_label()) for patch in handles], wide)
     above = [title_block(title), *([small_block(config)] if config else []), FrameText(said, 9.0)]
@@ -153,14 +156,26 @@ def sheet(
     return figure
 
 
-def _is_seen(box: PictureBox, unit_in: float) -> bool:
-    """Boxes outside of the row of a rank have an edge, so that what is short stays visible."""
-    return box.band is not PictureBand.ROW or box.third is not None or (box.end - box.start) * unit_in >= LEAST_IN
+def _seen(boxes: Sequence[PictureBox], unit_in: float) -> list[PictureBox]:
+    """Without what nobody could see: of a row all boxes of a look that are together too narrow.
+
+    Boxes outside of the row of a rank have an edge, so that what is short stays visible.
+    """
+    wide_in = defaultdict[tuple[int, PictureLook], float](float)
+    for box in boxes:
+        wide_in[box.row, box.look] += (box.end - box.start) * unit_in
+    return [
+        box
+        for box in boxes
+        if box.band is not PictureBand.ROW or box.third is not None or wide_in[box.row, box.look] >= LEAST_IN
+    ]
 
 
 def _numbered(boxes: Sequence[PictureBox], unit_in: float) -> bool:
     """Whether the narrowest box of a micro-batch has room for two thirds of the longest number."""
-    having = [box for box in boxes if box.text and box.band is PictureBand.ROW]
+    end = max((box.end for box in boxes), default=0.0)
+    row = [box for box in boxes if box.text and box.band is PictureBand.ROW]
+    having = [box for box in row if box.start > 0 and box.end < end] or row  # others may be cut at the edges
     shortest = min((box.end - box.start for box in having), default=1.0)
     return shortest * unit_in * 1.5 >= DIGIT_IN * max((len(box.text) for box in having), default=1)
 
@@ -238,16 +253,29 @@ def _caption(boxes: Sequence[PictureBox], simulation: Simulation, *, numbered: b
 
 def tracks(boxes: Iterable[PictureBox]) -> Mapping[str, list[PictureBox]]:
     """What a trace has beside the instructions, by the name of its track."""
-    found: dict[str, list[PictureBox]] = {
-        "waits": [],
-        **{band: [] for band in PictureBand if band is not PictureBand.ROW},
-    }
+    serving = [DOING[why][0] for why in SERVES]
+    bands = [band for band in PictureBand if band not in (PictureBand.ROW, PictureBand.SERVES)]
+    found: dict[str, list[PictureBox]] = {name: [] for name in ("waits", *bands, *serving)}
     waits = {ANOTHER_STAGE, *(name for name, _ in DOING.values())}
     for box in boxes:
-        if box.third is not None:
-            found[PictureBand.SERVES].append(box)
+        if box.third is not None:  # a track for each thing that it does: they overlap
+            found[serving[box.third]].append(box)
         elif box.band is not PictureBand.ROW:
             found[box.band].append(box)
         elif box.look.name in waits:
             found["waits"].append(box)
+    for name in serving:
+        found[name] = _joined(found[name])
     return {name: group for name, group in found.items() if group}
+
+
+def _joined(boxes: Sequence[PictureBox]) -> list[PictureBox]:
+    """Of each row the times in which there is a box, as boxes that do not overlap: slices of a track may not."""
+    times = defaultdict[int, list[tuple[float, float]]](list)
+    for box in boxes:
+        times[box.row].append((box.start, box.end))
+    return [
+        replace(boxes[0], row=row, start=start, end=end)
+        for row, of_row in times.items()
+        for start, end in union(of_row)
+    ]

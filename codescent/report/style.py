@@ -30,7 +30,8 @@ PICTURE_IN = (5.2, 3.3)
 """Width and height of a figure of a report: two stand beside each other, one fits a telephone."""
 WAITING, COLLECTIVE = "#EEEEEE", VERMILION
 BUBBLE = "#C8C8C8"
-YELLOW, BROWN, PURPLE, TEAL, CRIMSON = "#F0E442", "#8C564B", "#6A4C93", "#A6D5D0", "#C2185B"
+LOSS_UNIT = "nats per token, or the unit of the task"
+YELLOW, BROWN, PURPLE, TEAL, CRIMSON, LIME = "#F0E442", "#8C564B", "#6A4C93", "#A6D5D0", "#C2185B", "#8DB600"
 """Colours of timelines alone, where they have an area."""
 
 COLOURS: dict[Verb, str] = {
@@ -62,7 +63,7 @@ VERB_NAMES: dict[Verb, str] = {
     Verb.BACKWARD_WEIGHT: "backward weight",
     Verb.STEP: "optimizer",
 }
-"""The name of each instruction in the legend of a step, planned or measured. Equal names have one colour."""
+"""The name of each instruction in the legend of a step, planned or measured. There, equal names have one colour."""
 DOING: dict[Doing, tuple[str, str]] = {
     Doing.COLLECTIVE: ("in a collective", COLLECTIVE),
     Doing.MESSAGE: ("message", SKY),
@@ -74,7 +75,7 @@ DOING: dict[Doing, tuple[str, str]] = {
 }
 """The name and the colour of each wait, and of what a server does. What is sent beside computing looks like the wait
 for it."""
-GATHERED = "gathered unit", PINK
+GATHERED = "gathered unit", LIME
 """The name and the colour of weights that ranks gather from each other (ZeRO)."""
 PARTS: dict[str, tuple[str, str]] = {
     "forward_s": ("forward", COLOURS[Verb.FORWARD]),

@@ -101,9 +101,13 @@ def awaited(at: Instruction, plan: Plan) -> Doing:
     """For what an instruction waits. A trace does not say whether another rank has not come yet."""
     if at.verb in (Verb.PUSH, Verb.PULL):
         return Doing.SERVER
-    passes = (Verb.FORWARD, Verb.BACKWARD, Verb.BACKWARD_INPUT, *SENDS, *RECEIVES)
-    of_stages = plan.mesh.pp > 1 and at.verb in passes
-    return Doing.MESSAGE if of_stages or at.verb is Verb.EXCHANGE else Doing.COLLECTIVE
+    if at.verb in (Verb.AVERAGE, Verb.MERGE, Verb.EXCHANGE) and plan.layout.gossip != "none":
+        return Doing.MESSAGE
+    passes = at.verb in (Verb.FORWARD, Verb.BACKWARD, Verb.BACKWARD_INPUT)
+    if plan.mesh.pp == 1 or not (passes or at.verb in (*SENDS, *RECEIVES)):
+        return Doing.COLLECTIVE
+    sums = passes and any(plan.mesh.degree(axis) > 1 for axis in ("tp", "cp", "dp_shard"))
+    return Doing.RANK if sums else Doing.MESSAGE  # a stage that waits for both is not told apart
 
 
 def _boxes(

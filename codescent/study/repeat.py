@@ -127,6 +127,9 @@ def _flops(run: Run, warmup: int, formula: FlopFormula) -> tuple[float, float]:
             where = f"{run.folder.path}: --formula {formula}"
             raise UserError(f"{where}: needs a plan of this version; without one the formula must be {usual}")
         return float(np.median(run.after(warmup, "flops_per_s") * run.after(warmup, "step_s"))), 1.0
+    if formula is FlopFormula.EXECUTED and not plan.operators:
+        where = f"{run.folder.path}: --formula {formula}"
+        raise UserError(f"{where}: its plan does not say all operators; take 6nbt or {usual}")
     kernels = CPU if run.environment.get("device", CPU) == CPU else CUDA  # all GPUs have those of CUDA
     flops = flops_by(formula, plan, kernels)
     return float(flops), flops / flops_by(usual, plan)

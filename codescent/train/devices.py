@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 
@@ -15,6 +16,8 @@ from codescent.base.device_kinds import AUTO, CPU, GPUS, KINDS, DeviceKind
 from codescent.base.errors import UserError
 from codescent.base.rank import Rank
 
+AND = " + "
+"""Between the names of the devices of a rank."""
 IN_CONFIG = 'train.device = "{}"'
 """How a device is asked for in a config, in messages."""
 
@@ -44,7 +47,7 @@ def choose_devices(wanted: str, this_rank: Rank, option: str = IN_CONFIG, *, eac
         )
     if found != each and found < this_rank.local_world_size * each:
         few = f"start at most {found // each} here, or " if found // each else ""
-        of_each = f", which have {each} each" if each > 1 else ""
+        of_each = f" with {each} devices each" if each > 1 else ""
         raise UserError(
             f"{asked}: this machine has {counted(found, kind.label)} for "
             f"{counted(this_rank.local_world_size, 'local rank')}{of_each}; {few}set {option.format(CPU)}"
@@ -98,13 +101,14 @@ def versions(backend: str) -> dict[str, str]:
     return {"torch": torch.__version__, **devices.backend_versions(backend)}
 
 
-def refusal(names: Sequence[str], wanted: str, option: str = IN_CONFIG) -> str:
+def refusal(names: Sequence[str], wanted: str, option: str = IN_CONFIG, each: int = 1) -> str:
     """The error text if some ranks but not all have a GPU, or two ranks share one; otherwise "".
 
     Args:
-        names: of each rank's device, by `unique_name`.
+        names: of each rank's devices, by `unique_name`, each once, joined by AND.
         wanted: train.device.
         option: how a user asks for a device.
+        each: devices of a rank.
     """
     without = [str(rank) for rank, name in enumerate(names) if name == CPU]
     if len(without) == len(names):
@@ -114,12 +118,14 @@ def refusal(names: Sequence[str], wanted: str, option: str = IN_CONFIG) -> str:
             f"{option.format(wanted)}: {plural(len(without), 'rank')} {', '.join(without)} of {len(names)}: no GPU, "
             f"the others have one: give each rank a device, or set {option.format(CPU)}"
         )
-    counts = Counter(names)
-    shared = next((name for name in names if counts[name] > 1), None)
+    of_ranks = [name.split(AND) for name in names]
+    counts = Counter(chain.from_iterable(of_ranks))
+    shared = next((name for name in chain.from_iterable(of_ranks) if counts[name] > 1), None)
     if shared is None:
         return ""
-    ranks = ", ".join(str(rank) for rank, name in enumerate(names) if name == shared)
+    ranks = ", ".join(str(rank) for rank, some in enumerate(of_ranks) if shared in some)
+    one = "each device" if each == 1 else f"{each} devices"
     return (
         f"{option.format(wanted)}: ranks {ranks} of {len(names)} see the same GPU ({shared}); start one rank "
-        f"for each device, let the launcher give each rank its own device, or set {option.format(CPU)}"
+        f"for {one}, let the launcher give each rank its own device, or set {option.format(CPU)}"
     )

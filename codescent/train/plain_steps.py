@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import torch
 from torch.optim import Optimizer
+from torch.optim import optimizer as library
 
 COMPILER = "torch._dynamo"
 """torch's optimizers import it, so that compiled code leaves them alone. That takes 1.1 s, and eager code needs it
@@ -29,10 +30,16 @@ def making() -> Iterator[None]:
 
 
 def take_step(optimizer: Optimizer) -> None:
-    """One step of an optimizer that has no hooks. One of another class than torch's does as it likes."""
+    """One step of an optimizer. If it has hooks, or its class is not torch's own, its `step` is called."""
     kind = type(optimizer)
-    if COMPILER in sys.modules or not kind.__module__.startswith("torch.optim."):
+    if COMPILER in sys.modules or not kind.__module__.startswith("torch.optim.") or _has_hooks(optimizer):
         optimizer.step()
         return
     with torch.set_grad_enabled(optimizer.defaults.get("differentiable", False)):  # as torch's wrapper does
         inspect.unwrap(kind.step)(optimizer)
+
+
+def _has_hooks(optimizer: Optimizer) -> bool:
+    """Whether functions are to be called before or after its steps, or those of every optimizer."""
+    own = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+    return any((*own, library._global_optimizer_pre_hooks, library._global_optimizer_post_hooks))

@@ -44,7 +44,7 @@ from codescent.meeting.rendezvous import meet
 from codescent.meeting.silent import tell
 from codescent.plan import AXES, Collective, Mesh, Plan
 from codescent.strategies.collectives import abort_groups
-from codescent.train.devices import IN_CONFIG, backends, choose_devices, refusal, versions
+from codescent.train.devices import AND, IN_CONFIG, backends, choose_devices, refusal, versions
 from codescent.train.hang_up import hang_up, outlives
 from codescent.train.messages import Messages
 from codescent.train.torch_store import TorchStore, open_agent
@@ -111,13 +111,15 @@ class World:
         self.device = self.devices[0]
         self.timeout = timedelta(seconds=timeout_s)
         backend, _ = backends(self.device, this_rank.world_size, shards_alone=shards_alone)
-        own = facts_of_process(code_digest(), backend, versions(backend), os.environ)  # reads files: nobody waits yet
+        own: dict[str, Any] = {"devices of a rank": devices_per_rank}
+        own |= facts_of_process(code_digest(), backend, versions(backend), os.environ)  # reads files: nobody waits yet
         self.meeting = meet(this_rank, timedelta(seconds=meet_s), open_agent, listen)
         self.store = self.meeting.store
         self._torch_store = TorchStore(self.store)
         try:
-            refuse = partial(refusal, wanted=device, option=option)
-            topology = compare(self.store, this_rank, unique_name(self.device), {**own, **facts}, refuse)
+            refuse = partial(refusal, wanted=device, option=option, each=devices_per_rank)
+            named = AND.join(dict.fromkeys(map(unique_name, self.devices)))
+            topology = compare(self.store, this_rank, named, {**own, **facts}, refuse)
             self.named = name_interface(this_rank.here(), self.meeting.address, is_local=is_local(this_rank))
             self.store.set_timeout(self.timeout)
             cause.has_met()

@@ -44,8 +44,12 @@ def plan(verb: argparse.ArgumentParser) -> None:
     add("--ranks", type=numbers, metavar="N", help="number of ranks to plan for (parallel.ranks); of --search several")
     add("--json", action="store_true", help="print the plan as JSON")
     add("--operators", action="store_true", help="list what a rank computes in a step, with FLOPs and bytes")
-    add("--timeline", type=path, metavar="FILE", help="draw one step: .png, .svg, or .json for ui.perfetto.dev")
-    balance_help = "FLOPs of a device while it sends a byte, for --timeline (default 1000; 0: sending takes no time)"
+    add(
+        "--timeline", type=path, metavar="FILE", help="draw one step, or some: .png, .svg, or .json for ui.perfetto.dev"
+    )
+    balance_help = (
+        "FLOPs of a device while it sends a byte, for --timeline (default 1000, of a toy 0: it takes no time)"
+    )
     add("--flops-per-byte", type=not_negative, metavar="N", help=balance_help)
     add = verb.add_argument_group("time and memory on a cluster, predicted").add_argument
     cluster_help = "machines: a shipped one (h100-sxm), here (the devices found), or a file (codescent docs clusters)"

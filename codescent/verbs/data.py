@@ -57,6 +57,8 @@ def main(arguments: Namespace) -> int:
     if arguments.corpus is not None and (config := _config_of(arguments)) is not None:
         _refuse_options(arguments)
         return prepare_run(config, arguments.overrides, verify=arguments.verify)
+    if others := [word for word in arguments.overrides if not OVERRIDE.match(word)]:
+        raise UserError(f"{arguments.corpus} {others[0]}: give one corpus; a pattern such as '*.txt' needs quotes")
     if arguments.overrides:
         words = " ".join(arguments.overrides)
         raise UserError(
@@ -88,10 +90,10 @@ def _config_of(arguments: Namespace) -> str | None:
         return None
     if path.suffix == ".toml" and not path.is_dir():
         return str(word)
+    if word in tasks.published():  # as data.corpus = "squad" of a config, whatever is in this folder
+        return tasks.published()[word]
     if path.exists():
         return None
-    if word in tasks.published():
-        return tasks.published()[word]
     if word in configs:
         return str(word)
     if path.name == word and not path.suffix and not path.is_symlink() and not glob.has_magic(word):

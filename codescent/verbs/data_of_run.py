@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,10 +16,11 @@ from codescent.base.amounts import of_bytes
 from codescent.base.command import command
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
+from codescent.base.hub_name import is_hub_name
 from codescent.base.output import note, say, warn
 from codescent.build import check_own_names, task_request
 from codescent.config.effects import value_of
-from codescent.config.hub_keys import names_in
+from codescent.config.load import load
 from codescent.config.sections import Config
 from codescent.data.samples import AnyDataset
 from codescent.data.text import download
@@ -29,7 +31,7 @@ from codescent.tasks.on_disk import places, shown, size_bytes
 from codescent.verbs.config import resolved_of
 from codescent.verbs.fetch import obtained_of
 
-VARIABLES = ("CODESCENT_DATA_DIR", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE")
+VARIABLES = ("CODESCENT_DATA_DIR", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE")
 """Variables that say where files are: a job needs those that are set now."""
 
 
@@ -49,13 +51,19 @@ def prepare_run(config: str, overrides: Sequence[str], *, verify: bool) -> int:
         raise UserError(*later)
     if later:
         note(*later)
-    if verify:
-        for part in shown(dataset):
-            part.verify()
-    verified = ["verified: all stored hashes match"] if verify else []
+    verified = _verified(dataset) if verify else []
     say([*_of_data(dataset), *verified, *_of_files(loaded.config, request), *_of_hub(of_hub)])
-    say(_how_to_train(loaded.config, config, overrides))
+    is_of_hub = bool(of_hub) or is_hub_name(load(config, list(overrides)).config.model.config)
+    say(_how_to_train(config, overrides, is_of_hub=is_of_hub))
     return 0
+
+
+def _verified(dataset: AnyDataset) -> list[str]:
+    """Compare the stored hashes. Raises UserError: a file has changed."""
+    parts = list(shown(dataset))
+    for part in parts:
+        part.verify()
+    return ["verified: all stored hashes match" if parts else "verified: nothing; this data stores no hashes"]
 
 
 def _refuse_no_weights(config: Config) -> None:
@@ -74,10 +82,10 @@ def _of_data(dataset: AnyDataset) -> Iterator[str]:
 
 def _of_files(config: Config, request: tasks.TaskRequest) -> Iterator[str]:
     """Other files that the run reads: published ones, and those of the user."""
-    for one in request.corpora.values() or [request]:
-        for published in published_files(one.data):
-            if (found := download.found(published)) is not None:
-                yield f"{published.name}: {of_bytes(size_bytes(found))} in {found}"
+    every = [file for one in request.corpora.values() or [request] for file in published_files(one.data)]
+    for published in dict.fromkeys(every):
+        if (found := download.found(published)) is not None:
+            yield f"{published.name}: {of_bytes(size_bytes(found))} in {found}"
     for key in ("model.weights", "data.chat_template"):
         if isinstance(path := value_of(config, key), Path):
             yield f"{key}: {of_bytes(size_bytes(path))} in {path}"
@@ -88,9 +96,9 @@ def _of_hub(found: Sequence[tuple[str, CachedFiles]]) -> Iterator[str]:
         yield f"{key} = {one.name}: {counted(len(one.files), 'file')}, {of_bytes(one.size_bytes)} in {one.folder}"
 
 
-def _how_to_train(config: Config, name: str, overrides: Sequence[str]) -> Iterator[str]:
+def _how_to_train(name: str, overrides: Sequence[str], *, is_of_hub: bool) -> Iterator[str]:
     """The command, with the variables that it needs where there is no internet."""
-    offline = "HF_HUB_OFFLINE=1 " if names_in(config) else ""
+    offline = "HF_HUB_OFFLINE=1 " if is_of_hub else ""
     yield f"train with it in {Path.cwd()}, with or without internet: {offline}{command('train', name, *overrides)}"
-    if given := [f"{name}={os.environ[name]}" for name in VARIABLES if os.environ.get(name)]:
+    if given := [f"{name}={shlex.quote(os.environ[name])}" for name in VARIABLES if os.environ.get(name)]:
         yield f"a job needs the same {', '.join(given)}"

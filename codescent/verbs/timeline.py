@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,9 @@ TOY = "; with it no computing could be seen: --flops-per-byte N draws it"
 """Of a toy: why sending takes no time."""
 LEAST_COMPUTING = 0.02
 """A step in which less of the time is computed is that of a toy."""
+MANY = "; the ranks are too many for a row each"
+MOST_WALKED = 64
+"""Of more ranks the walk takes long, and a picture would show a few of them."""
 MOST_RANKS, MOST_OUTSIDE = 16, 4
 """Rows of a picture: ranks of the mesh, and others."""
 TRACE_US = 1000.0  # length of a unit in the trace: a millisecond
@@ -72,39 +76,42 @@ def draw_plan(plan: Plan, path: Path, flops_per_byte: float | None = None) -> st
     has_ranks, title, steady = _has_rows_of_ranks(plan), _title(plan), phases(plan)[-1]
     if not has_ranks:
         plan = one_step(plan, steady.round_begins + steady.period - 1)
-    is_free = flops_per_byte is None and _is_toy(plan, has_ranks=has_ranks)
-    as_usual = FLOPS_PER_BYTE if flops_per_byte is None else flops_per_byte
-    given = _given(plan, 0.0 if is_free else as_usual, is_free=is_free)
+    usual = FLOPS_PER_BYTE if flops_per_byte is None else flops_per_byte
+    given, may_be_toy = _given(plan, usual), flops_per_byte is None
     if has_ranks:
-        return draw_ranks(plan, path, _in_units_of(plan, given, 0.0 if is_free else as_usual), given)
+        walk = _in_units_of(plan, given, usual)
+        if may_be_toy and walk.computes < LEAST_COMPUTING:
+            given = _given(plan, 0.0, is_toy=True)
+            walk = _in_units_of(plan, given, 0.0)
+        return draw_ranks(plan, path, walk, given)
+    is_toy = may_be_toy and _is_toy(plan, given)
+    given = _given(plan, 0.0, is_toy=True) if is_toy else given
     simulation = write_timeline(plan.schedule, title, path, given, line_of(plan))
     which = f"the last of {steady.period} steps" if steady.period > 1 else "one step"
-    return f"{path}: {which} of {title}: {measured(simulation)}{TOY if is_free else ''}"
+    many = MANY if plan.mesh.world_size > MOST_WALKED and plan.mesh.pp == 1 else ""
+    return f"{path}: {which} of {title}: {measured(simulation)}{TOY if is_toy else ''}{many}"
 
 
-def _is_toy(plan: Plan, *, has_ranks: bool) -> bool:
+def _is_toy(plan: Plan, given: Lengths) -> bool:
     """Whether so little is computed that nobody would see it beside the communication."""
-    given = lengths(plan, FLOPS_PER_BYTE)
-    if has_ranks:
-        return _in_units_of(plan, given, FLOPS_PER_BYTE).computes < LEAST_COMPUTING
     found = simulate(plan.computing, given.costs, waits=given.waits)
     return found.ideal_s < LEAST_COMPUTING * found.makespan_s
 
 
-def _given(plan: Plan, flops_per_byte: float, *, is_free: bool) -> Lengths:
+def _given(plan: Plan, flops_per_byte: float, *, is_toy: bool = False) -> Lengths:
     """The lengths of a step's instructions, and what sending takes, in words."""
     given = lengths(plan, flops_per_byte)
     sending = (
         f"sending a byte takes as long as {flops_per_byte:,g} FLOPs" if flops_per_byte else "sending takes no time"
     )
-    return dataclasses.replace(given, unit=f"{given.unit}; {sending}{TOY if is_free else ''}")
+    return dataclasses.replace(given, unit=f"{given.unit}; {sending}{TOY if is_toy else ''}")
 
 
 def _has_rows_of_ranks(plan: Plan) -> bool:
     """Whether ranks do different things, or hold parts of the weights, and no stages are to be seen."""
     mesh, layout = plan.mesh, plan.layout
-    if mesh.pp > 1 or plan.schedule.period > DRAWN_STEPS:  # of a long round the last step says more
-        return False
+    if mesh.pp > 1 or plan.schedule.period > DRAWN_STEPS or plan.world_size > MOST_WALKED:
+        return False  # of a long round the last step says more
     return not has_common_step(plan) or layout.gossip != "none" or (mesh.dp_shard > 1 and layout.zero_stage > 0)
 
 
@@ -155,7 +162,8 @@ def of_walk(plan: Plan, walk: Walk, end_s: float, steps: int) -> Simulation:
     ]
     outside = range(plan.mesh.world_size, plan.world_size)
     ranks += [StageTimes(0.0, 0.0, end_s, 0.0, 0) for _ in outside]
-    window = Window(0.0, end_s)
+    last_s = max((span.end_s for span in walk.timeline), default=0.0)
+    window = Window(0.0, end_s if end_s < last_s else math.inf)  # what takes no time at the end is in it, too
     names = *(f"rank {number}" for number in range(plan.mesh.world_size)), *(f"server {number}" for number in outside)
     found = (window.cut(walk.timeline), window.cut(walk.flights))
     return Simulation(end_s, tuple(ranks), *found, "rank", window.cut(walk.activities), names)

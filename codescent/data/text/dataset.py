@@ -143,11 +143,14 @@ class Dataset:
         of_folders: dict[Path, list[Split]] = {}  # a data.validation has a folder of its own
         for split in (self.train, self.validation):
             of_folders.setdefault(split.files[0].path.parent if split.files else self.path, []).append(split)
+        damaged = [self.path] if any(problems) else []
         for folder, splits in of_folders.items():
-            problems += prepared.hash_problems(folder, _hashes_of(*splits), again=True)
+            if found := prepared.hash_problems(folder, _hashes_of(*splits), again=True):
+                problems, damaged = [*problems, *found], [*damaged, folder]
         if wrong := [problem for problem in problems if problem]:
             ours = "request" in self.description
-            raise UserError(*wrong, *([f"{self.path}: damaged: {AGAIN}"] if ours else []))
+            advice = [f"{folder}: damaged: {AGAIN}" for folder in dict.fromkeys(damaged)]
+            raise UserError(*wrong, *(advice if ours else []))
 
 
 def token_shards(corpus: str) -> Path | None:

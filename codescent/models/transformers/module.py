@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -48,6 +48,10 @@ class Transformers(Part):
     """
 
     shape: TransformersShape
+
+    def __init__(self, shape: TransformersShape, *rest: Any, **options: Any) -> None:
+        observe(shape.config, shape.head, shape.num_layers)  # once: it sees initial values, which a part does not write
+        super().__init__(shape, *rest, **options)
 
     def _build(self) -> None:
         shape = self.shape

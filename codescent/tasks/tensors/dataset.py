@@ -130,7 +130,11 @@ class TensorDataset:
 
     def verify(self) -> None:
         """Hash the files again and compare. Nothing is compared for a user's file. Raises UserError: a changed file."""
+        of_validation = self.description.get("validation")
         refuse_damaged(self.path, hash_problems(self.path, _hashes_of(self.description), again=True))
+        if isinstance(of_validation, dict) and "path" in of_validation:  # a data.validation, with a folder of its own
+            folder = Path(str(of_validation["path"]))
+            refuse_damaged(folder, hash_problems(folder, _hashes_of(of_validation), again=True))
 
 
 class _Sizes(Fields):
