@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import urllib.request
 from pathlib import Path
@@ -151,6 +152,7 @@ def test_questions_of_squad_that_are_there_are_prepared(
         (("squd",), "not the name of a corpus (python-stdlib, shakespeare, openwebtext, squad) or of a shipped config"),
         (("squd",), "did you mean squad?"),
         (("rnu.toml",), "rnu.toml: no such file; did you mean run.toml?"),
+        (("corpus.txt", "other.txt"), "corpus.txt other.txt: give one corpus; a pattern such as '*.txt' needs quotes"),
         (("corpus.txt", "data.tokenizer=gpt2"), "is for a config, and corpus.txt is a corpus"),
         (("run.toml", "--tokenizer", "gpt2"), "--tokenizer: is not for run.toml, which is prepared as a config says; "),
         (("run.toml", "--folder", "x", "--seed", "1"), "give data.folder=DIR\nerror: --seed: is not for run.toml"),
@@ -187,3 +189,30 @@ def test_a_file_of_the_name_of_a_config_is_a_corpus(project: Path) -> None:
     (project / "default").write_text("one descent\n" * 100)
     assert called(project, "data", "default").stdout.startswith("datasets/default-char-")
     assert called(project, "data", "run.toml", "--as-text").stdout.startswith("datasets/run-char-")
+
+
+def test_a_folder_of_the_name_of_a_published_corpus_does_not_hide_it(project: Path) -> None:
+    """Fault: beside a folder squad the name squad is a folder of texts, unlike in a config."""
+    (project / "squad").mkdir()
+    (project / "squad" / "readme.txt").write_text("not questions\n" * 20)
+    done = called(project, "data", "squad", "data.corpus=train.json", "data.validation=dev.json", *BERT[3:])
+    assert "readme" not in done.stdout + done.stderr
+    assert "squad" not in [path.name for path in (project / "datasets").glob("*")]
+
+
+def test_a_changed_file_of_data_validation_is_found(project: Path) -> None:
+    """Fault: --verify reads the corpus alone, and a changed validation set is said to be as it was stored."""
+    words = ("train.global_batch_size=2", *TASKS["tensors"])
+    assert called(project, "data", CONFIGS["tensors"], *words).returncode == 0
+    (file,) = [path for path in (project / "datasets").rglob("*") if path.is_file() and path.suffix == ".hdf5"][:1]
+    folders = {path.parent for path in (project / "datasets").rglob("*.hdf5")} or {file.parent}
+    damaged = min(folders, key=lambda folder: sum(path.stat().st_size for path in folder.glob("*.hdf5")))
+    file = next(damaged.glob("*.hdf5"))
+    before, content = file.stat(), bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.chmod(0o644)
+    file.write_bytes(bytes(content))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    done = called(project, "data", CONFIGS["tensors"], *words, "--verify")
+    assert done.returncode == 2, done.stdout
+    assert file.name in done.stderr

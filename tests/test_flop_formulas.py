@@ -4,6 +4,7 @@ Does not draw: test_figures_alone.py does. What operators count: test_cost_opera
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 from pathlib import Path
 
@@ -110,6 +111,16 @@ def test_a_run_without_a_plan_has_one_formula(tmp_path: Path) -> None:
     run.__dict__["plan"] = None  # as of an older version
     assert repeat_of(run, 1, 10, {}).flops == pytest.approx(4e11 * 0.1, rel=0.02)
     with pytest.raises(UserError, match="--formula executed: needs a plan of this version"):
+        repeat_of(run, 1, 10, {}, FlopFormula.EXECUTED)
+
+
+def test_a_plan_without_its_operators_has_no_executed_flops(tmp_path: Path) -> None:
+    """Fault: a model of transformers, whose norms and softmax no plan knows, executes fewer FLOPs than 6 N B T."""
+    make_study(tmp_path)
+    run = open_run(tmp_path / "scaling" / "ranks-1" / "1")
+    run.__dict__["plan"] = dataclasses.replace(plan_of(1), operators=())
+    assert repeat_of(run, 1, 10, {}).flops == plan_of(1).flops().total_flops
+    with pytest.raises(UserError, match="--formula executed: its plan does not say all operators; take 6nbt or"):
         repeat_of(run, 1, 10, {}, FlopFormula.EXECUTED)
 
 

@@ -39,7 +39,7 @@ from codescent.train import machine
 from codescent.train.failed_allocation import asked_bytes, is_out_of_memory
 from codescent.train.memory import MOST_COUNTS, RUN, moments
 from codescent.verbs.plan_memory import memory_rows
-from codescent.verbs.train import _of_memory
+from codescent.verbs.train_ranks import of_memory
 
 LAYOUTS = [
     (1, ()),
@@ -192,13 +192,13 @@ def test_an_error_after_the_last_instruction_keeps_its_words(project: Path, fork
 def test_a_killed_rank_is_described_by_its_last_row(project: Path, forker: Forker) -> None:
     run = forker.train(project, "killed", 1, *BIG)
     config = Config.model_validate({"model": {"preset": "gpt2"}, "run": {"folder": run.path}})
-    last, more, *_ = _of_memory(config, 0)
+    last, more, *_ = of_memory(config, 0)
     step = run.last_memory()[0]["step"]  # 1, or 2 if the peak has risen
     assert last.startswith(f"codescent: rank 0 at step {step}, its last row in memory.csv: it held ")
     assert "nearest that fit" in more
     assert run.read_events()[-1]["kind"] == "out_of_memory"
-    assert _of_memory(config, 7) == []
-    assert _of_memory(Config.model_validate({"model": {"preset": "gpt2"}, "run": {"folder": "none"}}), 0) == []
+    assert of_memory(config, 7) == []
+    assert of_memory(Config.model_validate({"model": {"preset": "gpt2"}, "run": {"folder": "none"}}), 0) == []
     assert is_suspected(": out of memory: meanwhile the kernel has killed 1 process on this machine")
     assert is_suspected("; perhaps the machine ran out of memory")
     assert not is_suspected("; the kernel has counted no out-of-memory kill: a user or a program sent it")

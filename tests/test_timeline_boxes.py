@@ -3,6 +3,7 @@ Does not start ranks and does not judge beauty: people have looked at the pictur
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -29,9 +30,10 @@ from codescent.report.step_boxes import (
     boxes_of,
     gathers_weights,
     unit_of,
+    verb_look,
     wait_look,
 )
-from codescent.verbs.timeline import TOY, draw_plan, draw_ranks, of_walk
+from codescent.verbs.timeline import MANY, TOY, draw_plan, draw_ranks, of_walk
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -52,7 +54,7 @@ PLANS = {
     "zero": ("parallel.dp_shard=4", "parallel.zero_stage=3"),
     "replicas": ("parallel.dp_replicate=4",),
 }
-SENDS = {"#d55e00", "#56b4e9", "#f0e442", "#cc79a7"}
+SENDS = {"#d55e00", "#56b4e9", "#f0e442", "#8db600"}
 """Colours of a collective, a message, a server and a gathered unit."""
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -201,6 +203,64 @@ def test_zero_has_a_row_for_each_rank_with_the_units_that_the_plan_gathers(stage
         own = [box for box in all_boxes(given, found) if box.row == rank and box.look == GATHER]
         assert Counter(box.text for box in own) == expected
         assert {box.text: pytest.approx(box.end - box.start) for box in own} == seconds
+
+
+def test_what_takes_no_time_at_the_end_of_a_step_is_there(tmp_path: Path) -> None:
+    """Fault: the last update of each rank is cut off with the window."""
+    given = plan("parallel.dp_replicate=2")
+    draw_ranks(given, tmp_path / "t.json", walked(given))
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    steps = Counter(event["tid"] for event in events if event.get("cat") == "step")
+    forwards = Counter(event["tid"] for event in events if event.get("cat") == "forward")
+    assert {number % 12 for number in forwards.values()} == {0}
+    assert steps == {rank: number // 12 for rank, number in forwards.items()}
+
+
+def test_many_short_boxes_are_drawn_and_are_no_idle_time(tmp_path: Path) -> None:
+    """Fault: boxes that are each narrower than a pixel vanish, and a rank that always computes seems idle."""
+    given = plan("parallel.dp_replicate=2", "parallel.average_every=200", layers=2)
+    draw_ranks(given, tmp_path / "long.svg", walked(given, warm_up=0))
+    boxes, legend, (left, right) = drawn(tmp_path / "long.svg")
+    assert {"#0072b2", "#009e73"} <= legend, "forward and backward"
+    assert sum(end - begin for begin, end, _ in boxes) > 0.5 * 2 * (right - left)
+    assert "#eeeeee" not in legend
+
+
+def test_a_request_on_its_way_is_no_wait_for_another_rank() -> None:
+    """Fault: with one worker each pull begins with a wait for a rank that is not there."""
+    words = ("parallel.servers=1", "parallel.dp_replicate=1", "parallel.updates=asynchronous")
+    given = build(load("default", ["train.global_batch_size=4", "train.microbatch_size=1", *words]).config, 512, 2)
+    found = walk(given, arithmetic(given, COMPUTE_S), of_links(Link(RATE, 0.05)))
+    assert {at.doing for at in found.activities if at.stage == 0} == {Doing.SERVER}
+
+
+@pytest.mark.parametrize("name", ["synchronous", "zero"])
+def test_slices_of_a_track_do_not_overlap(name: str, tmp_path: Path) -> None:
+    """Fault: a server receives from three workers at once, and a viewer drops two of the slices."""
+    given = plan(*PLANS[name])
+    draw_ranks(given, tmp_path / "t.json", walked(given))
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    tracks: dict[int, list[tuple[float, float]]] = {}
+    for event in events:
+        if event["ph"] == "X":
+            tracks.setdefault(event["tid"], []).append((event["ts"], event["ts"] + event["dur"]))
+    for slices in tracks.values():
+        slices.sort()
+        assert all(one[1] <= after[0] + 1e-3 for one, after in zip(slices, slices[1:], strict=False))
+
+
+def test_more_ranks_than_anybody_reads_are_not_walked(tmp_path: Path) -> None:
+    """Fault: a picture of ZeRO on hundreds of ranks takes minutes, for sixteen rows."""
+    words = ("parallel.dp_shard=96", "parallel.zero_stage=3", "train.global_batch_size=96", "train.microbatch_size=1")
+    given = build(load("default", words).config, 512, 96)
+    assert draw_plan(given, tmp_path / "many.svg", 50.0).endswith(MANY)
+
+
+def test_all_looks_of_a_step_have_colours_of_their_own() -> None:
+    """Fault: two entries of a legend have one colour."""
+    looks = {verb_look(verb, is_odd=False) for verb in (Verb.FORWARD, Verb.BACKWARD, Verb.BACKWARD_WEIGHT, Verb.STEP)}
+    looks |= {GATHER, *(wait_look(why, "rank") for why in Doing)}
+    assert len({look.colour for look in looks}) == len(looks)
 
 
 def test_a_toy_is_drawn_without_communication(tmp_path: Path) -> None:

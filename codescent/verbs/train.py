@@ -10,14 +10,12 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from codescent.base import cause
-from codescent.base.call import ON_LOSS, SURVIVES
-from codescent.base.command import command, resume_command
-from codescent.base.cores import refuse_more_ranks
-from codescent.base.early import StopAsked, hand_on, listen, may_be_ended, may_end, raise_if_signalled
+from codescent.base.call import SURVIVES
+from codescent.base.command import command
+from codescent.base.early import StopAsked, hand_on, listen, may_be_ended, may_end
 from codescent.base.errors import UserError
 from codescent.base.loopback import refuse_without_loopback
 from codescent.base.output import new_failures, progress, say, warn
@@ -28,28 +26,16 @@ from codescent.base.time_limit import forget_others, stop_at
 from codescent.base.uncollected import uncollected
 from codescent.build import check_own_names, saved_plan, task_request
 from codescent.config.effects import is_default
-from codescent.config.hub_keys import words_of
 from codescent.config.load import LoadedConfig
 from codescent.config.sections import Config
-from codescent.config.toml_file import loads
 from codescent.launch.allocator import needs_restart, tuned_environment, with_expandable_segments
 from codescent.launch.environment import read
-from codescent.launch.local import run_ranks
-from codescent.launch.losses import LossCount
-from codescent.launch.roles import Roles
-from codescent.launch.supervisor import Stopped
 from codescent.models import generates
-from codescent.plan import Plan
-from codescent.plan.activations import CPU, CUDA
-from codescent.planner.less_memory import Shortage, advice, held_in_words
-from codescent.preflight import check, is_begun, notes, obtain_named, refuse_moved, run_folder
+from codescent.preflight import is_begun, notes, obtain_named, refuse_moved, run_folder
 from codescent.record import RunFolder
-from codescent.record.memory import MEMORY_CSV, PARTS
 from codescent.train import loggers
-from codescent.train.starts import counted_if_stopped
 from codescent.train.trackers import find_packages
 from codescent.verbs.resume import config_of
-from codescent.verbs.survive import notes_of, survive_of
 
 APART_OFF = {"parallel.average_every": "0", "parallel.gossip": "none", "parallel.servers": "0"}
 """Keys with which ranks do not know each step's loss, and the values with which they do."""
@@ -140,8 +126,10 @@ def _main(arguments: Namespace, ignored: Sequence[str], loaded: LoadedConfig | N
         refuse_moved(config)
     _refuse_missing(config, rank, alone=alone)
     if starts:
+        from codescent.verbs.train_ranks import start_ranks
+
         env = tuned_environment(os.environ) if tunes else dict(os.environ)
-        return _start_ranks(arguments, config, env, resume=resume)
+        return start_ranks(arguments, config, env, resume=resume)
     if arguments.find_learning_rate:
         return _find_learning_rate(config, rank or Rank())
     if rank is None or not (rank.rank or rank.child):
@@ -206,79 +194,6 @@ def introduce(config: Config, *, resume: bool) -> None:
     sys.stdout.flush()
 
 
-def _start_ranks(arguments: Namespace, config: Config, env: dict[str, str], *, resume: bool) -> int:
-    """Prepare the data, check the run, then start the ranks. Returns the exit code."""
-    env.pop(ON_LOSS, None)  # of an agent that has started this command as its one rank
-    ranks = config.parallel.ranks
-    refuse_more_ranks(f"parallel.ranks = {ranks}", ranks)
-    finds = arguments.find_learning_rate
-    if not finds:
-        introduce(config, resume=resume)
-    stop_at(os.environ)  # refuses what is no time, before the ranks do
-    with counted_if_stopped(None if finds or resume else run_folder(config)):
-        with may_end():
-            checked = check(config, ranks, resume=resume, creates_folder=not finds)
-            survive = None if finds else survive_of(checked, resume=resume)
-            warn(*notes_of(checked))
-        raise_if_signalled()
-    command = [sys.executable, "-P", "-m", "codescent", "train", arguments.config, *arguments.overrides]
-    command += words_of(config)  # with their commits: no rank asks the hub again
-    flags = [*(["--resume"] if resume else []), *(["--find-learning-rate"] if finds else [])]
-    stopped = Stopped(config.parallel.stopped_s, config.parallel.timeout_s)
-    words = [*command, *checked.chosen, *flags, "--ranks", str(ranks)]
-    start = partial(run_ranks, words, ranks, env, blocked=SAVING, reports=True, stopped=stopped)
-    if finds:  # a run folder of this name would be that of another run
-        return start(saves=False)
-    code = start(
-        of_memory=partial(_of_memory, config),
-        roles=_roles(checked.plan, config),
-        survive=survive,
-    )
-    _record_lost(run_folder(config), None)
-    return code
-
-
-def _roles(plan: Plan, config: Config) -> Roles:
-    """Servers are named. No run goes on without rank 0, which writes the run folder."""
-    names = {rank: f"server {index}" for index, rank in enumerate(plan.servers)} if plan.layout.server_ranks else {}
-    spare = frozenset(range(1, plan.mesh.world_size) if plan.layout.can_lose_workers else ())
-    resume = resume_command(run_folder(config)) if plan.layout.served else ""
-    losses = partial(
-        LossCount,
-        config.parallel.restarts,
-        config.survive.restart_window_s,
-        plan.work.global_batch_size,
-        "parallel.restarts",
-        together_s=0.0,
-    )
-    return Roles(names, spare, resume, losses)
-
-
-def _of_memory(config: Config, rank: int) -> list[str]:
-    """What a killed rank held last, and what needs less; also as an event of the run folder. Empty: it wrote no row."""
-    path = run_folder(config)
-    if not (path / MEMORY_CSV).is_file():
-        return []
-    folder = RunFolder.open(path)
-    config = Config.model_validate(loads(folder.config_text))  # with all that the data has decided
-    plan, row = saved_plan(folder), folder.last_memory().get(rank)
-    if row is None:
-        return []
-    split = {part: row[part] for part in PARTS}
-    environment = folder.read_environment()
-    kind = CPU if environment.get("device", CPU) == CPU else CUDA
-    compiled = str(environment.get("levers", {}).get("compile", "none"))
-    short = Shortage(rank, row["peak_bytes"], split, row["most_activations_bytes"], kind, compiled)
-    more, change = advice(config, plan, plan.model.vocab_size or None, short)
-    lines = [f"rank {rank} at step {row['step']}, its last row in memory.csv: {held_in_words(plan, short)}", more]
-    if change is not None:
-        lines.append(f"to go on with the first of them: {resume_command(path, *change.words())}")
-    where = f"after step {row['step']}"
-    held = {"asked_bytes": None, "held_bytes": short.held_bytes, **split}
-    folder.event("out_of_memory", rank=rank, where=where, **held, problems=lines)
-    return [f"codescent: {line}" for line in lines]
-
-
 def _train(config: Config, rank: Rank, found: Sequence[str], *, resume: bool) -> int:
     """Train as one rank. At the end, rank 0 prints a generated text, if there was a step to do, and the run's path."""
     with uncollected():  # torch's modules stay: each search for cycles would look at all of them
@@ -302,7 +217,7 @@ def _train(config: Config, rank: Rank, found: Sequence[str], *, resume: bool) ->
         )
         say(["", f"The run is in {folder} (metrics.csv, plan.json, {files}"])
     if not number:
-        _record_lost(folder, 0)
+        record_lost(folder, 0)
     return reported(outcome.exit_code, os.environ, writes=not rank.local_rank)
 
 
@@ -356,7 +271,7 @@ def _sample(config: Config, folder: Path, *, best: bool) -> None:
             warn(f"no text (log.sample_tokens = {log.sample_tokens}): {problem}")
 
 
-def _record_lost(folder: Path, rank: int | None) -> None:
+def record_lost(folder: Path, rank: int | None) -> None:
     """Record output that was lost after a rank's last step, or by the process that started the ranks (None)."""
     if (found := new_failures()) and folder.is_dir():
         for lost in found:
