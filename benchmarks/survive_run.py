@@ -32,8 +32,8 @@ SAME = (
     "log.metrics_every=1", "log.sample_tokens=0", "log.tensorboard=false", "checkpoint.every=20",
     "train.global_batch_size=48", "optimizer.decay_steps=100000", "optimizer.kind=adamw",
 )  # fmt: skip
-"""A run whose steps take some tens of milliseconds, and which saves about each second. Two such runs are compared bit by
-bit, so nothing that rounds is chosen by a trial."""
+"""A run whose steps take some tens of milliseconds, and which saves about each second. Two such runs are compared
+bit by bit, so nothing that rounds is chosen by a trial."""
 COPIES = f"parallel.dp_replicate={RANKS}"
 ENDLESS = "train.num_steps=1000000"
 SURVIVES = ("survive.max_restarts=1000", "survive.restart_window_s=36000")

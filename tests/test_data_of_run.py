@@ -202,17 +202,19 @@ def test_a_folder_of_the_name_of_a_published_corpus_does_not_hide_it(project: Pa
 
 def test_a_changed_file_of_data_validation_is_found(project: Path) -> None:
     """Fault: --verify reads the corpus alone, and a changed validation set is said to be as it was stored."""
-    words = ("train.global_batch_size=2", *TASKS["tensors"])
-    assert called(project, "data", CONFIGS["tensors"], *words).returncode == 0
-    (file,) = [path for path in (project / "datasets").rglob("*") if path.is_file() and path.suffix == ".hdf5"][:1]
-    folders = {path.parent for path in (project / "datasets").rglob("*.hdf5")} or {file.parent}
-    damaged = min(folders, key=lambda folder: sum(path.stat().st_size for path in folder.glob("*.hdf5")))
-    file = next(damaged.glob("*.hdf5"))
+    sizes = ("--source", "1x16", "--target", "20x16")
+    assert called(project, "data", "--synthetic", "8", *sizes, "--folder", "other").returncode == 0
+    (folder,) = (project / "other").iterdir()
+    words = ("train.global_batch_size=2", "model.hidden_dim=16", "data.corpus=synthetic:60", "data.format=hdf5")
+    words = (*words, f"data.validation={folder}", "--verify")
+    done = called(project, "data", CONFIGS["tensors"], *words)
+    assert "verified: all stored hashes match" in done.stdout, done.stderr
+    file = folder / "validation.h5"
     before, content = file.stat(), bytearray(file.read_bytes())
     content[-1] ^= 1
     file.chmod(0o644)
     file.write_bytes(bytes(content))
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-    done = called(project, "data", CONFIGS["tensors"], *words, "--verify")
+    done = called(project, "data", CONFIGS["tensors"], *words)
     assert done.returncode == 2, done.stdout
-    assert file.name in done.stderr
+    assert "validation.h5" in done.stderr

@@ -12,13 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from codescent.base.call import SURVIVES, Call, CalledAnew, raise_if_called
-from codescent.base.errors import UserError
-from codescent.base.progress import PROGRESS_FD, Pages, shared_memory
-from codescent.base.rank import Rank
-from codescent.config.sections import Config
+from codescent.base.call import Call, CalledAnew, raise_if_called
+from codescent.base.progress import Pages, shared_memory
 from codescent.train.hang_up import Alarm, hang_up
-from codescent.train.regroup import train_on
 from codescent.train.stop import StopRequest
 
 pytestmark = pytest.mark.timeout(60)
@@ -118,15 +114,3 @@ def test_a_loss_is_heard_behind_a_later_call(pages: Pages) -> None:
         assert not alarm.rings
     finally:
         alarm.close()
-
-
-def test_a_config_that_ends_at_a_loss_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault: a script was written for survive.on_loss, and the config changed: processes that wait begin to train."""
-    descriptor = shared_memory(1)
-    monkeypatch.setenv(SURVIVES, "0")
-    monkeypatch.setenv(PROGRESS_FD, str(descriptor))
-    try:
-        with pytest.raises(UserError, match=r"write the script anew with codescent launch"):
-            train_on(Config(), Rank(), resume=False)
-    finally:
-        os.close(descriptor)

@@ -26,7 +26,7 @@ from codescent.config.load import load
 from codescent.data.text.corpora import resolve
 from codescent.hub import listing, obtain, once
 from codescent.record import RunFolder
-from codescent.verbs import train
+from codescent.verbs import train_ranks
 
 NAMES = (
     f"model.weights=hf://{MODEL}",
@@ -411,8 +411,8 @@ def test_ranks_that_this_process_starts_ask_nothing(hub: Hub, tmp_path: Path, mo
         given.append(words)
         return 0
 
-    monkeypatch.setattr(train, "run_ranks", run_ranks)
-    monkeypatch.setattr(train, "_record_lost", lambda *_: None)
+    monkeypatch.setattr(train_ranks, "run_ranks", run_ranks)
+    monkeypatch.setattr(train_ranks, "record_lost", lambda *_: None)
     done = called(tmp_path, "train", "run.toml", *NAMES, *SHORT, "--ranks", "2")
     assert done.returncode == 0, done.stderr
     weights, corpus = commits(hub)

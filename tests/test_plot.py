@@ -79,7 +79,7 @@ def test_runs_are_drawn_over_steps_tokens_and_time(tmp_path: Path) -> None:
     said = labels(tmp_path / "a.svg")
     assert said[said.index("ended") + 1] == "_$1$ (not ended: step 80)"
     titles = {"loss": 3, "learning rate": 1, "gradient norm, before clipping": 1, "speed, all ranks": 1}
-    titles |= {"Training of 2 runs": 1, "nats per token": 3, "(no unit)": 2, "tokens/s": 1}
+    titles |= {"Training of 2 runs": 1, "nats per token, or the unit of the task": 3, "(no unit)": 2, "tokens/s": 1}
     axes = {"step": 4, "tokens": 1, "training time (minutes)": 1}
     assert {name: said.count(name) for name in titles | axes} == titles | axes
     pixels = (matplotlib.image.imread(tmp_path / "b.PNG", format="png") * 255).round().astype(int)

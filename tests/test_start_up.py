@@ -66,7 +66,7 @@ def test_a_plain_step_is_torchs_step(monkeypatch: pytest.MonkeyPatch, kind: str)
         assert torch.optim.Optimizer.add_param_group is before
         for gradient in gradients:
             weight.grad = gradient.clone()
-            plain_steps.take_step(optimizer) if plain else optimizer.step()
+            (plain_steps.step_of(optimizer) if plain else optimizer.step)()
         assert weight.is_leaf
         assert torch.is_grad_enabled()
         found.append([weight.detach(), *(v for v in optimizer.state[weight].values() if isinstance(v, torch.Tensor))])

@@ -207,22 +207,23 @@ def test_zero_has_a_row_for_each_rank_with_the_units_that_the_plan_gathers(stage
 
 def test_what_takes_no_time_at_the_end_of_a_step_is_there(tmp_path: Path) -> None:
     """Fault: the last update of each rank is cut off with the window."""
-    given = plan("parallel.dp_replicate=2")
+    given = plan("parallel.dp_replicate=4")
     draw_ranks(given, tmp_path / "t.json", walked(given))
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     steps = Counter(event["tid"] for event in events if event.get("cat") == "step")
     forwards = Counter(event["tid"] for event in events if event.get("cat") == "forward")
-    assert {number % 12 for number in forwards.values()} == {0}
-    assert steps == {rank: number // 12 for rank, number in forwards.items()}
+    assert {number % 3 for number in forwards.values()} == {0}
+    assert steps == {rank: number // 3 for rank, number in forwards.items()}
 
 
 def test_many_short_boxes_are_drawn_and_are_no_idle_time(tmp_path: Path) -> None:
     """Fault: boxes that are each narrower than a pixel vanish, and a rank that always computes seems idle."""
-    given = plan("parallel.dp_replicate=2", "parallel.average_every=200", layers=2)
+    rounds = ("parallel.average_every=1000", "train.num_steps=1000", "train.eval_every=0", "checkpoint.every=0")
+    given = plan("parallel.dp_replicate=4", *rounds, layers=2)
     draw_ranks(given, tmp_path / "long.svg", walked(given, warm_up=0))
     boxes, legend, (left, right) = drawn(tmp_path / "long.svg")
     assert {"#0072b2", "#009e73"} <= legend, "forward and backward"
-    assert sum(end - begin for begin, end, _ in boxes) > 0.5 * 2 * (right - left)
+    assert sum(end - begin for begin, end, _ in boxes) > 0.5 * 4 * (right - left)
     assert "#eeeeee" not in legend
 
 

@@ -64,7 +64,7 @@ def test_each_rank_has_devices_of_its_own(gpus: Any) -> None:
     gpus(2)  # as with srun --gpus-per-task=2
     assert choose_devices("cuda", rank, each=2) == (torch.device("cuda", 0), torch.device("cuda", 1))
     gpus(3)
-    with pytest.raises(UserError, match="has 3 CUDA devices for 2 local ranks, which have 2 each; start at most 1"):
+    with pytest.raises(UserError, match="has 3 CUDA devices for 2 local ranks with 2 devices each; start at most 1"):
         choose_devices("cuda", rank, each=2)
     assert choose_devices("cpu", rank, each=2) == (CPU, CPU)
 
@@ -106,7 +106,10 @@ def own_group(tmp_path: Path) -> Any:
 def test_what_needs_one_device_is_refused_and_a_tensor_elsewhere_is_named() -> None:
     """Fault: fully_shard or a codec is given two devices and fails later; or nobody says how to ask for two."""
     module = nn.ModuleDict({"here": nn.Linear(3, 2), "there": nn.Linear(3, 2, device="meta")})
-    optimizer, ranks = torch.optim.SGD(module.parameters()), SimpleNamespace(world_size=1, devices=(CPU, META))
+    optimizer, ranks = (
+        torch.optim.SGD(module.parameters()),
+        SimpleNamespace(world_size=1, device=CPU, devices=(CPU, META)),
+    )
 
     def refused(strategy: str, options: Options) -> str:
         with pytest.raises(UserError) as caught:
@@ -119,7 +122,7 @@ def test_what_needs_one_device_is_refused_and_a_tensor_elsewhere_is_named() -> N
         ("average_every", "ddp", Options(average_every=2)),
         ("wire", "ddp", Options(wire="int8")),
     ):
-        assert f"{words}: needs a module on one device for each rank" in refused(strategy, options)
+        assert f"{words}: needs a module on cpu, the first device of its rank" in refused(strategy, options)
     cuda = SimpleNamespace(device=torch.device("cuda", 1), is_meta=False)
     one, two = (torch.device("cuda", 0),), (torch.device("cuda", 2), torch.device("cuda", 3))
     (said,) = misplaced([("w", cuda)], one)  # type: ignore[list-item]

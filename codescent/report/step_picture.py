@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from matplotlib.patches import Patch
 
 UNIT_IN = 0.3
-"""Width of a unit. It is the same in every picture, so that two pictures compare, unless the step is too long."""
+"""Width of a unit. It is the same in every picture of stages, so that two compare, unless the step is too long."""
 BOX_IN, ROW_IN, LANE_IN, MARGIN_IN, NARROWEST_IN, WIDEST_IN = 0.34, 0.4, 0.13, 0.8, 9.0, 46.0
 LEGEND_ROW_IN, AXIS_IN = 0.22, 0.5  # a row of the legend; ticks, numbers and name of the axis
 DIGIT_IN = 0.075  # width of a digit; if the boxes are narrower than two thirds of their numbers, numbers are left out
@@ -126,6 +126,8 @@ def sheet(
 
     end, rows = simulation.makespan_s, len(simulation.stages)
     unit_in = min(UNIT_IN, widest_in / max(end, 1e-9))
+    if simulation.lane == "rank":  # a short step fills the picture: what is gathered for it is far shorter
+        unit_in = max(unit_in, NARROWEST_IN / max(end, 1e-9))
     every = boxes_of(simulation, given.exchanges)
     boxes = _seen(every, unit_in)
     lanes = [band for band in PictureBand if band is not PictureBand.ROW and any(box.band is band for box in boxes)]

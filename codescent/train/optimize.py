@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +18,7 @@ from codescent.train.ema import Ema
 from codescent.train.host_copy import HostCopy
 from codescent.train.muon import MatrixRound, Muon
 from codescent.train.norm import gradient_square
-from codescent.train.plain_steps import making, take_step
+from codescent.train.plain_steps import making, step_of
 
 if TYPE_CHECKING:
     from codescent.config.sections import Optimizer as OptimizerConfig
@@ -167,7 +166,7 @@ class Optimizer:
         others = [self.weights[index] for unit in self.units if unit.matrices is None for index in unit.indices]
         with making():
             self.torch = _torch_optimizer(_groups(others, config.weight_decay), config)
-        self._step = self.torch.step if own_rule(config) else partial(take_step, self.torch)  # theirs may have hooks
+        self._step = step_of(self.torch)
         self._allocate_state()
 
     def _make_units(self, matrices: Sequence[MatrixRound]) -> list[Unit]:

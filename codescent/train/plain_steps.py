@@ -1,12 +1,13 @@
-"""In: torch's optimizers. Out: they are made, and take steps, without an import of torch's compiler.
+"""In: torch's optimizers. Out: they are made, and their steps, without an import of torch's compiler.
 Does not change what an optimizer computes. Where the compiler is loaded already, torch's own functions are called."""
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch.optim import Optimizer
@@ -29,14 +30,13 @@ def making() -> Iterator[None]:
         Optimizer.add_param_group = method  # type: ignore[method-assign]
 
 
-def take_step(optimizer: Optimizer) -> None:
-    """One step of an optimizer. If it has hooks, or its class is not torch's own, its `step` is called."""
+def step_of(optimizer: Optimizer) -> Callable[[], object]:
+    """Its `step`. Of an optimizer of torch without hooks it is what is below torch's wrappers."""
     kind = type(optimizer)
-    if COMPILER in sys.modules or not kind.__module__.startswith("torch.optim.") or _has_hooks(optimizer):
-        optimizer.step()
-        return
-    with torch.set_grad_enabled(optimizer.defaults.get("differentiable", False)):  # as torch's wrapper does
-        inspect.unwrap(kind.step)(optimizer)
+    as_usual = COMPILER in sys.modules or not kind.__module__.startswith("torch.optim.") or _has_hooks(optimizer)
+    if as_usual or optimizer.defaults.get("differentiable", False):
+        return optimizer.step
+    return torch.no_grad()(partial(inspect.unwrap(kind.step), optimizer))
 
 
 def _has_hooks(optimizer: Optimizer) -> bool:

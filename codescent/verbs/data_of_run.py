@@ -53,7 +53,7 @@ def prepare_run(config: str, overrides: Sequence[str], *, verify: bool) -> int:
         note(*later)
     verified = _verified(dataset) if verify else []
     say([*_of_data(dataset), *verified, *_of_files(loaded.config, request), *_of_hub(of_hub)])
-    is_of_hub = bool(of_hub) or is_hub_name(load(config, list(overrides)).config.model.config)
+    is_of_hub = bool(of_hub) or is_hub_name(value_of(load(config, list(overrides)).config, "model.config"))
     say(_how_to_train(config, overrides, is_of_hub=is_of_hub))
     return 0
 

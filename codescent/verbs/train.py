@@ -10,11 +10,12 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from codescent.base import cause
 from codescent.base.call import SURVIVES
-from codescent.base.command import command
+from codescent.base.command import command, resume_command
 from codescent.base.early import StopAsked, hand_on, listen, may_be_ended, may_end
 from codescent.base.errors import UserError
 from codescent.base.loopback import refuse_without_loopback
@@ -30,7 +31,10 @@ from codescent.config.load import LoadedConfig
 from codescent.config.sections import Config
 from codescent.launch.allocator import needs_restart, tuned_environment, with_expandable_segments
 from codescent.launch.environment import read
+from codescent.launch.losses import LossCount
+from codescent.launch.roles import Roles
 from codescent.models import generates
+from codescent.plan import Plan
 from codescent.preflight import is_begun, notes, obtain_named, refuse_moved, run_folder
 from codescent.record import RunFolder
 from codescent.train import loggers
@@ -192,6 +196,22 @@ def introduce(config: Config, *, resume: bool) -> None:
     prepared = f"prepared data: {request.data.folder}"
     progress([f"run     {folder}{' continues' if resume else ''}", f"data    {corpora}; {prepared}"])
     sys.stdout.flush()
+
+
+def roles_of(plan: Plan, config: Config) -> Roles:
+    """Servers are named. No run goes on without rank 0, which writes the run folder."""
+    names = {rank: f"server {index}" for index, rank in enumerate(plan.servers)} if plan.layout.server_ranks else {}
+    spare = frozenset(range(1, plan.mesh.world_size) if plan.layout.can_lose_workers else ())
+    resume = resume_command(run_folder(config)) if plan.layout.served else ""
+    losses = partial(
+        LossCount,
+        config.parallel.restarts,
+        config.survive.restart_window_s,
+        plan.work.global_batch_size,
+        "parallel.restarts",
+        together_s=0.0,
+    )
+    return Roles(names, spare, resume, losses)
 
 
 def _train(config: Config, rank: Rank, found: Sequence[str], *, resume: bool) -> int:

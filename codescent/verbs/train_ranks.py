@@ -20,10 +20,7 @@ from codescent.config.hub_keys import words_of
 from codescent.config.sections import Config
 from codescent.config.toml_file import loads
 from codescent.launch.local import run_ranks
-from codescent.launch.losses import LossCount
-from codescent.launch.roles import Roles
 from codescent.launch.supervisor import Stopped
-from codescent.plan import Plan
 from codescent.plan.activations import CPU, CUDA
 from codescent.planner.less_memory import Shortage, advice, held_in_words
 from codescent.preflight import check, run_folder
@@ -31,7 +28,7 @@ from codescent.record import RunFolder
 from codescent.record.memory import MEMORY_CSV, PARTS
 from codescent.train.starts import counted_if_stopped
 from codescent.verbs.survive import notes_of, survive_of
-from codescent.verbs.train import introduce, record_lost
+from codescent.verbs.train import introduce, record_lost, roles_of
 
 
 def start_ranks(arguments: Namespace, config: Config, env: dict[str, str], *, resume: bool) -> int:
@@ -59,27 +56,11 @@ def start_ranks(arguments: Namespace, config: Config, env: dict[str, str], *, re
         return start(saves=False)
     code = start(
         of_memory=partial(of_memory, config),
-        roles=_roles(checked.plan, config),
+        roles=roles_of(checked.plan, config),
         survive=survive,
     )
     record_lost(run_folder(config), None)
     return code
-
-
-def _roles(plan: Plan, config: Config) -> Roles:
-    """Servers are named. No run goes on without rank 0, which writes the run folder."""
-    names = {rank: f"server {index}" for index, rank in enumerate(plan.servers)} if plan.layout.server_ranks else {}
-    spare = frozenset(range(1, plan.mesh.world_size) if plan.layout.can_lose_workers else ())
-    resume = resume_command(run_folder(config)) if plan.layout.served else ""
-    losses = partial(
-        LossCount,
-        config.parallel.restarts,
-        config.survive.restart_window_s,
-        plan.work.global_batch_size,
-        "parallel.restarts",
-        together_s=0.0,
-    )
-    return Roles(names, spare, resume, losses)
 
 
 def of_memory(config: Config, rank: int) -> list[str]:
