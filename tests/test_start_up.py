@@ -38,7 +38,6 @@ def test_a_run_imports_no_compiler(tmp_path: Path) -> None:
     words = [
         "run.toml",
         "run.name=a",
-        "parallel.ranks=2",
         "train.num_steps=2",
         "train.eval_every=2",
         "checkpoint.every=2",
