@@ -308,7 +308,7 @@ def test_mps_clips_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind, expected in ((CUDA, True), (XPU, True), (MPS, False)):
         monkeypatch.setattr(optimize, "offered", lambda _, kind=kind: kind_of(kind))
         monkeypatch.setattr(optimize.Optimizer, "_allocate_state", lambda _: None)
-        monkeypatch.setattr(optimize, "_torch_optimizer", lambda *_: None)
+        monkeypatch.setattr(optimize, "_torch_optimizer", lambda *_: torch.optim.SGD([tensor]))
         assert optimize.Optimizer(weights, Optimizer()).decides_on_device is expected
 
 

@@ -136,10 +136,11 @@ class OpenRun:
         """
         self.all_follow()
         while True:
+            tried = self.path
             try:
                 return self.checkpoints.save(step, tensors, self.state(step), val_loss, rotates=False)
             except CheckpointError:
-                if not self.was_renamed():
+                if not self.was_renamed(tried):
                     raise
 
     def state(self, step: int) -> dict[str, Any]:
@@ -149,9 +150,11 @@ class OpenRun:
         state |= {"ahead": self.ahead[-1][1]} if self.ahead else {}
         return {**state, **self.remembered()}
 
-    def was_renamed(self) -> bool:
-        """Whether a save has failed because the run folder was renamed. What it has written is deleted. Collective."""
-        tried = self.path
+    def was_renamed(self, tried: Path) -> bool:
+        """Whether a save has failed because the run folder was renamed. What it has written is deleted. Collective.
+
+        `tried`: the path of the run folder when the save began, the same on every rank. Rank 0 may know the new one.
+        """
         self.all_follow()
         if self.path != tried and self.world.is_first:  # it is incomplete, and in the new place
             self.checkpoints.clean()

@@ -37,6 +37,7 @@ class UnderWay:
         save: writes it.
         begin: when it began, of time.perf_counter.
         blocked_s: seconds in which this rank did not train.
+        folder: of the run, when it began.
     """
 
     step: int
@@ -44,6 +45,7 @@ class UnderWay:
     save: SaveBeside
     begin: float
     blocked_s: float
+    folder: Path
 
 
 class Saving:
@@ -189,12 +191,13 @@ class Saving:
             self.compare(step)
             begin, run = time.perf_counter(), self.run
             run.all_follow()
+            folder = run.path
             save = SaveBeside(
                 run.checkpoints, step, self.trainer.tensors(), run.state(step), val_loss, self.staging, all_finite
             )
             if self.trainer.keeps_more:
                 save.wait_for_copy()
-            self.under_way = UnderWay(step, val_loss, save, begin, time.perf_counter() - begin)
+            self.under_way = UnderWay(step, val_loss, save, begin, time.perf_counter() - begin, folder)
             self.trainer.executor.before_change = self._wait_for_copy
             self.standing.overdue = False
 
@@ -237,7 +240,7 @@ class Saving:
             except Unsound as error:
                 raise self.report.faults.failed(step, NOT_FINITE, ruined_step=saved) from error
             except CheckpointError:
-                if not self.run.was_renamed():
+                if not self.run.was_renamed(under_way.folder):
                     raise
                 self.report.faults.not_saved(saved, "the run folder was renamed meanwhile")
                 self.standing.overdue = True
