@@ -237,8 +237,8 @@ def soak(found: Mapping[str, Any]) -> Iterator[str]:
     faults = ", ".join(f"{often} x {kind}" for kind, often in sorted(found["faults"].items()))
     minutes = found["wall_s"] / 60
     yield (
-        f"A run of {found['steps']:,} steps took {minutes:.0f} minutes, with a fault each 15 s ({faults}). "
-        "A run that was left alone took the same steps."
+        f"A run of {found['steps']:,} steps took {minutes:.0f} minutes, with a fault each 15 s. "
+        f"The faults were {faults}. A run that was left alone took the same steps."
     )
     steps = found["steps"] * found["step_s_alone"] / found["wall_s"]
     shares = {name: seconds / found["wall_s"] for name, seconds in found["where_s"].items()}
