@@ -293,7 +293,7 @@ class Task:
         yield from ()
 
     def beforehand(self, request: TaskRequest, dataset: AnyDataset) -> Iterator[str]:
-        """Sentences: what of this data a run makes itself, or makes again later, though it was prepared before."""
+        """Sentences: data that a run makes itself, or makes again on another day, although it is prepared now."""
         yield from ()
 
     # Files in the run's folder, so that a resumed run has the same samples. Rank 0 decides (`pin`) for every rank.

@@ -173,8 +173,8 @@ class Conversations(FolderTask):
         if dataset.chat is not None and dataset.chat.day is not None and not self.dataset.is_at(request.data.corpus):
             yield (
                 f"data.chat_template: {dataset.chat.name}: writes the date, {dataset.chat.day}: a run that begins on "
-                f"another day prepares the samples again; it needs no network for it. data.corpus={dataset.path} keeps "
-                "the samples of this day"
+                f"another day prepares the samples again, without a network. data.corpus={dataset.path} keeps the "
+                "samples of this day"
             )
 
     def prompts(self, request: TaskRequest, tokenizer: Tokenizer) -> Prompts:
