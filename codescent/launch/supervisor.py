@@ -153,6 +153,8 @@ class Supervisor:
         self._states = states
         slow = self._slow(pages, now_s, running)
         moved = {rank: page.moved for rank, page in pages.items()}
+        for rank in moved:  # one that failed before the first look at it is not among `changed`
+            self._moved_s.setdefault(rank, now_s)
         if now_s - self._left_s > PAUSE_S:  # this process was stopped itself
             self._moved_s = dict.fromkeys(self._moved_s, now_s)
         changed = {rank for rank in moved if moved[rank] != self._moved.get(rank) and not pages[rank].failed_s}

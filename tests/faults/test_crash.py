@@ -6,13 +6,18 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hanging import RANK, events, until
 from test_launch_local import HANDLE, Launch
 
+from codescent.base.page import Page
+from codescent.launch.supervisor import Supervisor
 from codescent.record import RunFolder
 
 pytestmark = pytest.mark.timeout(60)
@@ -74,3 +79,13 @@ sys.exit(1)
     assert code == 1
     assert err.startswith("Traceback of rank 2\n")
     assert f"codescent: rank 2 of 4 (pid {pids[2]}) ended with exit code 1" in err
+
+
+def test_f1_a_rank_that_failed_before_the_first_look_does_not_end_the_watch() -> None:
+    """Fault: the launcher ends with a KeyError, as no look has seen this rank move; the others are left alone."""
+    done = {0: Page(), 1: Page(failed_s=time.monotonic())}
+    pages: Any = SimpleNamespace(read=done.__getitem__)
+    looks = Supervisor(pages, 2)
+    for position in (1, 2, 2):
+        done[0] = Page(position)
+        assert looks.look({0: os.getpid(), 1: os.getpid()}) == []
