@@ -11,9 +11,10 @@ from test_launch_local import Launch
 from codescent.record import RunFolder
 
 SETUP = """
-from codescent.launch import deadlines, verdict
+from codescent.launch import deadlines, supervisor, verdict
 deadlines.FLOOR_S = deadlines.FIRST_S = deadlines.START_S = 0.6
 verdict.WITHOUT_GIL_S = 0.5
+supervisor.PAUSE_S = 0.4
 local.LOOK_EVERY_S = 0.1
 """
 RANK = """

@@ -35,7 +35,7 @@ def ssh(job: Job) -> str:
         left_behind(job),
     ]
     lines = [*head(job, "hosts that ssh reaches", use, starts_ranks=False), "", *_places(job), ""]
-    lines += [*_agent(job), "", *_SEND, "", *_start(job), "", *(_WAIT_FOR_FIRST if job.survives else _WAIT)]
+    lines += [*_agent(job), "", *_send(job), "", *_start(job), "", *(_WAIT_FOR_FIRST if job.survives else _WAIT)]
     return "\n".join(lines) + "\n"
 
 
@@ -81,18 +81,19 @@ def _on_host(job: Job) -> Iterator[str]:
     yield "}"
 
 
-_SEND = [
-    "# signals go to all agents: they stop their ranks, which save",
-    "folder=$(mktemp -d)",
-    "trap 'rm -rf \"$folder\"' EXIT",
-    "trap '' PIPE  # an agent that has ended reads no more",
-    "pipes=() asked=",
-    "send() {",
-    "    asked=yes",
-    '    for pipe in "${pipes[@]}"; do echo "$1" >&"$pipe" || true; done 2>/dev/null',
-    "}",
-    *(f"trap 'send {name}' {name}" for name in PASSED),
-]
+def _send(job: Job) -> Iterator[str]:
+    """What passes signals on. `asked`: whether there was one; only the hosts of a run that survives ask."""
+    yield "# signals go to all agents: they stop their ranks, which save"
+    yield "folder=$(mktemp -d)"
+    yield "trap 'rm -rf \"$folder\"' EXIT"
+    yield "trap '' PIPE  # an agent that has ended reads no more"
+    yield "pipes=()" + (" asked=" if job.survives else "")
+    yield "send() {"
+    if job.survives:
+        yield "    asked=yes"
+    yield '    for pipe in "${pipes[@]}"; do echo "$1" >&"$pipe" || true; done 2>/dev/null'
+    yield "}"
+    yield from (f"trap 'send {name}' {name}" for name in PASSED)
 
 
 def _start(job: Job) -> Iterator[str]:

@@ -23,8 +23,9 @@ from codescent.launch.stragglers import SlowRank, Stragglers
 from codescent.launch.verdict import HangVerdict, RankState, judge
 from codescent.launch.verdict_words import doing, one_page, whole
 
-PAUSE_S = 5.0
-"""If this process has not looked for so long, it was stopped, perhaps with its ranks. Then nothing follows from it."""
+PAUSE_S = 3.0
+"""If this process has not looked for so long, it was stopped, perhaps with its ranks. Then nothing follows from it.
+It is less than WITHOUT_GIL_S: ranks that were stopped with it wrote no heartbeat either."""
 
 
 @dataclass(frozen=True)

@@ -166,8 +166,7 @@ def test_a_disk_that_answers_late_is_no_progress(launch: Start) -> None:
 
 LATE = """
 import time
-from codescent.launch import hang_record, supervisor
-supervisor.PAUSE_S = 0.5
+from codescent.launch import hang_record
 hang_record.write_apart = lambda folder, text, event: time.sleep(1.0)
 """
 
