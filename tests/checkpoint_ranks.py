@@ -342,11 +342,18 @@ def layouts(folder: Path) -> list[dict[str, Any]]:
             same.append(all(torch.equal(whole[name], full[name]) for name in full))
         first = DeviceMesh("cpu", [0])  # the other rank has no part of it
         loaded = spread(first, {name: torch.zeros_like(tensor) for name, tensor in full.items()}, {"matrix": Shard(0)})
-        again = Checkpoints(folder / "other", 3, keep_best=False).save(2, loaded, {}, None)
+        last = DeviceMesh("cpu", [1])
+        scalars = {
+            f"scalar{rank}": distribute_tensor(torch.tensor(5.0), on, [Replicate()])
+            for rank, on in enumerate((first, last))
+        }
+        again = Checkpoints(folder / "other", 3, keep_best=False).save(2, {**loaded, **scalars}, {}, None)
         checkpoints.load(saved, loaded)
         is_outside = first.get_coordinate() is None
         same.append(is_outside or torch.equal(loaded["matrix"].to_local(), full["matrix"]))  # type: ignore[attr-defined]
-        same.append(read_tensors(again)["matrix"].shape == full["matrix"].shape)
+        written_again = read_tensors(again)
+        same.append(written_again["matrix"].shape == full["matrix"].shape)
+        same.append(all(torch.equal(written_again[name], torch.tensor(5.0)) for name in scalars))
         return same
 
     answers = ranks(folder, [work, work])

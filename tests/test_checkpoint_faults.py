@@ -134,7 +134,7 @@ def test_killed_at_random_moments_it_goes_on_from_the_last_complete_one(
 
 def test_shards_are_loaded_into_any_other_layout(scenario: Scenario, tmp_path: Path) -> None:
     first, second, alone = scenario("layouts", tmp_path / "checkpoints")
-    assert first["result"] == second["result"] == [True] * 5
+    assert first["result"] == second["result"] == [True] * 6
     assert alone["result"] == [True, True]
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from declared_cases import case
 from forker import Forker
+from sources import sources
 from torch.profiler import ProfilerActivity
 
 import codescent
@@ -83,16 +84,11 @@ def of_kind(kind: str, dtype: torch.dtype = torch.float32, head_dim: int = 64) -
 # --- one place ---
 
 
-def sources() -> list[tuple[str, ast.Module]]:
-    files = sorted(PACKAGE.rglob("*.py"))
-    return [(one.relative_to(PACKAGE).as_posix(), ast.parse(one.read_text(encoding="utf-8"))) for one in files]
-
-
 def test_one_file_calls_the_modules_of_devices() -> None:
     """Elsewhere such a call is right on one kind of device, and an AttributeError or a wrong number on others."""
     found = [
         f"{file}:{node.lineno}: {ast.unparse(node)}"
-        for file, tree in sources()
+        for file, tree in sources(*(f"torch.{name}" for name in TORCH_OF_DEVICES))
         if file != "base/device.py"
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "torch" and node.attr in TORCH_OF_DEVICES
@@ -104,7 +100,7 @@ def test_nothing_is_chosen_by_the_name_of_a_kind_of_gpu() -> None:
     """A branch on "cuda" forgets the other kinds: what a device offers is asked instead. The number may only fall."""
     found = [
         f"{file}:{node.lineno}: {ast.unparse(node)}"
-        for file, tree in sources()
+        for file, tree in sources(*GPUS)
         if not file.startswith(("base/device", "plan/", "cost/", "planner/"))  # they have two kinds of kernels
         for node in ast.walk(tree)
         if isinstance(node, ast.Compare)

@@ -7,11 +7,9 @@ import ast
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
-import codescent
+from sources import sources
 
-PACKAGE = Path(codescent.__file__).parent
 WRITES = frozenset(
     {
         *("write_text", "write_bytes", "touch", "mkdir", "makedirs", "unlink", "rmdir", "removedirs", "rmtree"),
@@ -104,11 +102,12 @@ ALLOWED_TO_READ = {
 
 @cache
 def _calls() -> list[tuple[str, ast.Call]]:
-    files = [path for path in sorted(PACKAGE.rglob("*.py")) if path.relative_to(PACKAGE).as_posix() not in ROOMS_OWN]
+    names = {"open", "FileIO", "replace", *WRITES, *READS}.union(*OF_MODULES.values(), *READS_OF_MODULES.values())
     return [
-        (path.relative_to(PACKAGE).as_posix(), node)
-        for path in files
-        for node in ast.walk(ast.parse(path.read_text()))
+        (file, node)
+        for file, tree in sources(*(f"{name}(" for name in names))
+        if file not in ROOMS_OWN
+        for node in ast.walk(tree)
         if isinstance(node, ast.Call)
     ]
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from sources import sources
 
 import codescent
 from codescent.base.pages import name_of, pages, pages_in
@@ -69,8 +70,8 @@ def test_each_extra_that_a_message_names_exists() -> None:
     """Fault: a message says `pip install "codescent[NAME]"`, and there is no such extra."""
     named = {
         argument.value
-        for path in sorted((ROOT / "codescent").rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for _, tree in sources("library(", "install(")
+        for node in ast.walk(tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("library", "install")
         for argument in node.args[-1:]
         if isinstance(argument, ast.Constant)
@@ -98,13 +99,12 @@ def test_what_make_train_installs_is_what_the_readme_and_the_containers_install(
 def test_every_page_that_a_message_names_is_one_that_users_have() -> None:
     """Fault: a message sends people to docs/which.md, and they have a wheel."""
     known, problems = pages(), []
-    for path in sorted((ROOT / "codescent").rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        private = set[int]() if path.relative_to(ROOT).as_posix().startswith(SHOWN) else docstrings(tree)
+    for file, tree in sources("codescent docs ", ".md"):
+        private = set[int]() if f"codescent/{file}".startswith(SHOWN) else docstrings(tree)
         for node in ast.walk(tree):
             if not (isinstance(node, ast.Constant) and isinstance(node.value, str)):
                 continue
-            place = f"{path.relative_to(ROOT)}:{node.lineno}"
+            place = f"codescent/{file}:{node.lineno}"
             for name in re.findall(r"codescent docs ([a-z][\w/-]*)", node.value):
                 if name not in known:
                     problems.append(f"{place}: there is no page {name}")

@@ -15,6 +15,7 @@ from codescent.base.unfilled import Unfilled
 from codescent.train import plain_steps
 
 HEAVY = ("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.tensor", "sympy")
+OTHERS = ("codescent.models.bert.module", "codescent.strategies.vocabulary", "codescent.strategies.ring")
 TRAP = f"""
 import sys
 
@@ -28,7 +29,8 @@ sys.meta_path.insert(0, Trap())
 
 
 @pytest.mark.timeout(120)
-def test_a_run_imports_no_compiler(tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["a run", "other modules"])
+def test_no_compiler_is_imported(tmp_path: Path, what: str) -> None:
     """Fault: each rank imports torch's compiler at each start, and needs a second and 80 MB more."""
     make_project(tmp_path)
     (tmp_path / "trap").mkdir()
@@ -42,8 +44,10 @@ def test_a_run_imports_no_compiler(tmp_path: Path) -> None:
         "train.eval_every=2",
         "checkpoint.every=2",
     ]
-    train = [sys.executable, "-m", "codescent", "train"]
-    done = subprocess.run([*train, *words], cwd=tmp_path, env=env, text=True, capture_output=True, check=False)
+    command = ["-m", "codescent", "train", *words] if what == "a run" else ["-c", f"import {', '.join(OTHERS)}"]
+    done = subprocess.run(
+        [sys.executable, *command], cwd=tmp_path, env=env, text=True, capture_output=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -71,6 +75,24 @@ def test_a_plain_step_is_torchs_step(monkeypatch: pytest.MonkeyPatch, kind: str)
         found.append([weight.detach(), *(v for v in optimizer.state[weight].values() if isinstance(v, torch.Tensor))])
     assert len(found[0]) == len(found[1])
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_a_hook_of_a_step_is_called_whenever_it_was_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: hooks are asked for once, and those that come later are dead; profiles lack the range of the step."""
+    monkeypatch.setattr(plain_steps, "COMPILER", "is not loaded")
+    weight, called = torch.nn.Parameter(torch.ones(1)), list[str]()
+    weight.grad = torch.ones(1)
+    with plain_steps.making():
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+    step = plain_steps.step_of(optimizer)
+    with torch.profiler.profile() as profile:
+        step()
+    assert "Optimizer.step#SGD.step" in {event.key for event in profile.key_averages()}
+    handle = optimizer.register_step_post_hook(lambda *_: called.append("after"))
+    step()
+    handle.remove()
+    step()
+    assert (called, weight.item()) == (["after"], pytest.approx(0.7))
 
 
 def test_modules_are_built_without_values() -> None:

@@ -17,10 +17,10 @@ import pytest
 
 from codescent.base.progress import Pages, shared_memory
 from codescent.base.token import TOKEN, key_of
-from codescent.launch import run_layouts
+from codescent.launch import hosts, run_layouts
 from codescent.launch.decider import Decider
 from codescent.launch.endings import Endings
-from codescent.launch.hosts import RUN, AgentHub, Follower
+from codescent.launch.hosts import LOST, RUN, AgentHub, Follower
 from codescent.launch.losses import LossCount
 from codescent.launch.places import LossPolicy
 from codescent.launch.reports import HostPlace, HostReport, Orders
@@ -119,6 +119,26 @@ def test_agents_whose_ranks_overlap_are_refused() -> None:
     finally:
         for one in follow:
             one.close()
+        hub.close()
+
+
+def test_an_agent_takes_the_place_of_one_whose_host_has_no_power(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: no connection ends, host 0 is busy meanwhile, and the agent that is started again is refused."""
+    decider = Decider(6, LossPolicy(LossCount(3, 60.0, batch=0)), 2, "a", print, lambda *_: None)
+    hub = AgentHub(decider, listen_at("127.0.0.1", 0, 4), key_of({TOKEN: "a secret"}, RUN), 1)
+
+    def ask(host: int, session: str, count: int) -> str:
+        place, report = HostPlace(session, count).to_json(), HostReport().to_json()
+        answer = hub.ask(object(), {"host": host, "session": session, "place": place, "report": report})
+        return str(answer["orders"]["over"]) if answer else ""
+
+    try:
+        assert (ask(2, "old", 2), ask(2, "new", 2)) == ("", "")
+        assert "the agent of old has some" in ask(3, "other", 3), "the old one may still live"
+        monkeypatch.setattr(hosts, "SILENT_S", -1.0)
+        assert (ask(2, "new", 2), ask(3, "other", 3)) == ("", "")
+        assert ask(2, "old", 2) == LOST.over
+    finally:
         hub.close()
 
 

@@ -21,11 +21,10 @@ def is_dtensor(value: Any) -> TypeGuard[DTensor]:
 def part_of(tensor: DTensor) -> tuple[torch.Tensor, tuple[int, ...]]:
     """The part of a DTensor that this rank has, and the index of its first element in each dim.
 
-    A rank outside of the mesh has a part without elements.
+    A rank outside of the mesh has a part without elements; that of a scalar has one dim, of size 0.
     """
     if tensor.device_mesh.get_coordinate() is None:
-        nothing = (0,) * tensor.dim()
-        return tensor.to_local().new_empty(nothing), nothing
+        return tensor.to_local().new_empty((0,) * max(1, tensor.dim())), (0,) * tensor.dim()
     asked: Any = tensor  # torch's own checkpoints ask a tensor for its part so
     (chunk,) = asked.__create_chunk_list__()
     return tensor.to_local(), tuple(chunk.offsets)

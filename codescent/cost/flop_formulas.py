@@ -76,15 +76,23 @@ def flops_by(formula: FlopFormula, plan: Plan, device: str = CPU) -> float:
     return flops.dense_flops if formula is FlopFormula.DENSE else flops.total_flops
 
 
+def refused(formula: FlopFormula, plan: Plan) -> str:
+    """Why a formula cannot count the FLOPs of a plan; "": it can."""
+    if formula is FlopFormula.EXECUTED and not plan.operators:
+        others = f"{FlopFormula.DENSE} or {FlopFormula.ATTENTION}"
+        return f"--formula {formula}: its plan does not say all operators; take {others}"
+    return ""
+
+
 def executed_flops(plan: Plan, device: str = CPU) -> float:
     """FLOPs of a step, of all operators of all ranks, with what backward computes again."""
     total, samples = 0.0, plan.work.microbatch_size
     devices = samples / -(-samples // plan.devices)  # of a rank: the operators are those of its first device
+    alike = plan.mesh.world_size // (plan.mesh.pp * plan.mesh.tp)
     for stage in range(plan.mesh.pp):
-        rank = plan.mesh.rank_at({axis: stage * (axis == "pp") for axis in AXES})
-        alike = plan.mesh.world_size // plan.mesh.pp
-        for part in plan.schedule.parts(stage):
-            for depth in part:
-                every = operators_of_depth(plan, depth, device, rank)
-                total += alike * sum(one.forward_flops + one.backward_flops for one in every)
+        for part_of_tp in range(plan.mesh.tp):  # the vocabulary need not divide into equal parts
+            rank = plan.mesh.rank_at({**dict.fromkeys(AXES, 0), "pp": stage, "tp": part_of_tp})
+            depths = (depth for part in plan.schedule.parts(stage) for depth in part)
+            every = (one for depth in depths for one in operators_of_depth(plan, depth, device, rank))
+            total += alike * sum(one.forward_flops + one.backward_flops for one in every)
     return total * devices * plan.work.num_microbatches

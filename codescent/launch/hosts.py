@@ -61,6 +61,10 @@ class _Seat:
     is_known: bool = False
     is_told: bool = False
 
+    def lives(self, now_s: float) -> bool:
+        """Whether it keeps its place: it has a connection, and asks. A host without power ends no connection."""
+        return self.left_s is None and now_s - self.heard_s <= SILENT_S
+
 
 LOST = Orders(
     over="host 0 has taken this host for lost: its ranks end, and others go on; started again, it may join them",
@@ -82,7 +86,7 @@ class AgentHub:
     """Host 0: the agents of the other hosts report here, and get their orders.
 
     Args:
-        decider: of the run. Only `exchange` and `close` call it.
+        decider: of the run. Only `exchange` and `close` change it; the server's thread reads places and names.
         listener: a socket, where the other agents look for this one.
         key: of the run.
         store_port: where rank 0 serves the store.
@@ -107,21 +111,22 @@ class AgentHub:
         with self._lock:
             if session in self._past:
                 return self._answer(LOST)
-            if other := self._overlaps(host, place):
+            if other := self._overlaps(host, place, now_s):
                 return self._answer(_refused(host, place, other))
             seat = self._seats.get(host)
-            if seat is None or (seat.session != session and seat.left_s is not None):
+            if seat is None or (seat.session != session and not seat.lives(now_s)):
                 self._past |= set() if seat is None else {seat.session}
+                self._asked_s.pop(session, None)
                 seat = self._seats[host] = _Seat(session, place, peer, now_s, report)
             if seat.session != session:  # that of before may still live
                 since_s = self._asked_s.setdefault(session, now_s)
-                lives = now_s - since_s > SILENT_S + AGAIN_S
-                return self._answer(_refused(host, place, seat.place.name)) if lives else {}
+                is_over = now_s - since_s > SILENT_S + AGAIN_S
+                return self._answer(_refused(host, place, seat.place.name)) if is_over else {}
             seat.peer, seat.heard_s, seat.report, seat.left_s = peer, now_s, report, None
             seat.is_told = seat.answer is not None
             return seat.answer or {}
 
-    def _overlaps(self, host: int, place: HostPlace) -> str:
+    def _overlaps(self, host: int, place: HostPlace, now_s: float) -> str:
         """The name of another host with ranks of these; "": there is none."""
         if self._decider.places.host_of(host) == 0:
             return self._decider.name(0)
@@ -129,7 +134,7 @@ class AgentHub:
             (
                 seat.place.name
                 for first, seat in self._seats.items()
-                if seat.left_s is None
+                if seat.lives(now_s)
                 and first != host
                 and first < host + place.count
                 and host < first + seat.place.count

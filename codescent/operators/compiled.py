@@ -4,8 +4,9 @@ Does not compile on a CPU, or inside of a compiled region, which takes the funct
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch import Tensor
 P = ParamSpec("P")
 R = TypeVar("R")
 _used = False
+COMPILER = "torch._dynamo"
 
 
 def constant_result(function: Callable[P, R]) -> Callable[P, R]:
@@ -22,6 +24,24 @@ def constant_result(function: Callable[P, R]) -> Callable[P, R]:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+def never_compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """A decorator: compiled code breaks its graph here, and calls the function as it is.
+
+    So does torch.compiler.disable, which imports the compiler when it decorates. Here that waits for who compiles.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        return (_left_alone(function) if COMPILER in sys.modules else function)(*args, **kwargs)
+
+    return call
+
+
+@functools.cache
+def _left_alone(function: Callable[P, R]) -> Callable[P, R]:
+    return cast("Callable[P, R]", torch.compiler.disable(function))  # type: ignore[no-untyped-call]
 
 
 def use(wanted: bool) -> None:

@@ -22,7 +22,7 @@ class FlopFormula(StrEnum):
     @property
     def said(self) -> str:
         """As it is written in tables and on axes."""
-        return {self.DENSE: "6NBT", self.ATTENTION: "6N + attention"}.get(self, str(self))
+        return {self.DENSE: "6NBT", self.ATTENTION: "6N + attention"}.get(self, "what is executed")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from codescent.base.ranges import Flight
 from codescent.base.stopwatch import waiting
 from codescent.operators.block_attention import PLAIN, ScoreTraits
+from codescent.operators.compiled import never_compiled
 from codescent.operators.documents import DocumentBounds
 from codescent.operators.fused_attention import fused_attention_for
 from codescent.operators.kept import in_parts
@@ -140,7 +141,7 @@ class Gather(Exchange):
 
 
 # torch.compile breaks the graph here, so that messages are sent in the order of this file on every rank.
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@never_compiled
 def split_attention(
     q_BHTK: Tensor,
     k_BGTK: Tensor,

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from codescent.operators import fused_softmax
+from codescent.operators.compiled import never_compiled
 from codescent.operators.head import SoftmaxGradient, head_loss, tied_embedding
 from codescent.operators.softmax import (
     factor_of_softmax,
@@ -67,7 +68,7 @@ class SplitVocabulary:
         self.first = min(group.rank() * self.rows_per_rank, vocab_size)
         self.last = min(self.first + self.rows_per_rank, vocab_size)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @never_compiled
     def embed(
         self, weight_vD: Tensor, tokens_BT: Tensor, tied_dtype: torch.dtype | None
     ) -> tuple[Tensor, Tensor | None]:
@@ -91,7 +92,7 @@ class SplitVocabulary:
         x_BTD = x_BTD.masked_fill(elsewhere_BT[..., None], 0.0)
         return (scatter_sum if self.sequence_parallel else leave)(x_BTD, self.group), tied_gradient_vD
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @never_compiled
     def loss(
         self,
         x: Tensor,
@@ -133,7 +134,7 @@ class SplitVocabulary:
         """The outputs [B, T, C] of all positions, given y [B, t, C] or [B, T, C]. Every rank computes the same loss."""
         return gather_alike(y, self.group) if self.sequence_parallel else y
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @never_compiled
     def loss_of_rows(
         self,
         x_MD: Tensor,

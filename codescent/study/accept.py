@@ -10,7 +10,8 @@ from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.config.load import load
 from codescent.config.sections import Config
-from codescent.plan import Plan
+from codescent.cost.flop_formulas import refused
+from codescent.plan import FlopFormula, Plan
 from codescent.preflight import absent, check, plan_of
 from codescent.study.file import StudyFile
 from codescent.study.points import Spec
@@ -28,6 +29,15 @@ def refusals(study: StudyFile, specs: Sequence[Spec]) -> dict[str, str]:
         reasons = dict.fromkeys(found.values())
         raise UserError(f"{study.study.name}: no point can exist: {next(iter(reasons))}", *list(reasons)[1:4])
     return found
+
+
+def check_formula(study: StudyFile, specs: Sequence[Spec], formula: FlopFormula) -> None:
+    """Raise UserError: the formula cannot count the FLOPs of points; better now than after their runs."""
+    if formula is not FlopFormula.EXECUTED:
+        return  # no other needs more than each plan says
+    for spec in specs:
+        if why := refused(formula, plan_for(config_of(study, spec), spec.ranks)):
+            raise UserError(f"{study.study.name}: {spec.name}: {why}")
 
 
 def plan_for(config: Config, ranks: int) -> Plan:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from codescent.base.errors import UserError
-from codescent.cost.flop_formulas import flops_by
+from codescent.cost.flop_formulas import flops_by, refused
 from codescent.plan import AXES, FlopFormula
 from codescent.plan.activations import CPU, CUDA
 from codescent.planner.step_parts import of_busiest_stage
@@ -127,9 +127,8 @@ def _flops(run: Run, warmup: int, formula: FlopFormula) -> tuple[float, float]:
             where = f"{run.folder.path}: --formula {formula}"
             raise UserError(f"{where}: needs a plan of this version; without one the formula must be {usual}")
         return float(np.median(run.after(warmup, "flops_per_s") * run.after(warmup, "step_s"))), 1.0
-    if formula is FlopFormula.EXECUTED and not plan.operators:
-        where = f"{run.folder.path}: --formula {formula}"
-        raise UserError(f"{where}: its plan does not say all operators; take 6nbt or {usual}")
+    if why := refused(formula, plan):
+        raise UserError(f"{run.folder.path}: {why}")
     kernels = CPU if run.environment.get("device", CPU) == CPU else CUDA  # all GPUs have those of CUDA
     flops = flops_by(formula, plan, kernels)
     return float(flops), flops / flops_by(usual, plan)

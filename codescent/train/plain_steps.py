@@ -7,9 +7,9 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import torch
+from torch.autograd.profiler import record_function
 from torch.optim import Optimizer
 from torch.optim import optimizer as library
 
@@ -31,12 +31,21 @@ def making() -> Iterator[None]:
 
 
 def step_of(optimizer: Optimizer) -> Callable[[], object]:
-    """Its `step`. Of an optimizer of torch without hooks it is what is below torch's wrappers."""
+    """Its `step`. Of an optimizer of torch it is what is below torch's wrappers, while it has no hooks."""
     kind = type(optimizer)
-    as_usual = COMPILER in sys.modules or not kind.__module__.startswith("torch.optim.") or _has_hooks(optimizer)
-    if as_usual or optimizer.defaults.get("differentiable", False):
+    if COMPILER in sys.modules or not kind.__module__.startswith("torch.optim."):
         return optimizer.step
-    return torch.no_grad()(partial(inspect.unwrap(kind.step), optimizer))
+    if optimizer.defaults.get("differentiable", False):
+        return optimizer.step
+    plain, range_name = inspect.unwrap(kind.step), f"Optimizer.step#{kind.__name__}.step"  # torch's name, for profiles
+
+    def step() -> object:
+        if _has_hooks(optimizer):
+            return optimizer.step()
+        with torch.no_grad(), record_function(range_name):
+            return plain(optimizer)
+
+    return step
 
 
 def _has_hooks(optimizer: Optimizer) -> bool:

@@ -21,7 +21,7 @@ from codescent.base.output import note, say, warn
 from codescent.base.visible import visible
 from codescent.plan import FlopFormula
 from codescent.results import Ended, stopped_by_signals
-from codescent.study.accept import prepare, refusals
+from codescent.study.accept import check_formula, prepare, refusals
 from codescent.study.collect import collect
 from codescent.study.evaluate import Taken, check_baseline, evaluated
 from codescent.study.file import StudyFile, config_named, read_study
@@ -74,6 +74,7 @@ def main(arguments: Namespace) -> int:
     if len(specs) >= MANY:  # a point takes 20 ms and more
         note(f"planning {counted(len(specs), 'point')}, to find those that cannot exist")
     definition = Definition.of(study, specs, refusals(study, specs))
+    check_formula(study, [spec for spec in specs if spec.name not in definition.refused], _formula(arguments))
     for given in filter(None, (definition.baseline, baseline)):
         check_baseline(replace(definition, baseline=given))
     folder = StudyFolder.create(where, definition)
@@ -88,7 +89,7 @@ def main(arguments: Namespace) -> int:
             lines = collect(folder, study, arguments.collect)
             note(*lines) if arguments.json else say(lines)
         else:
-            folder = _run(folder, study, _formula(arguments), retry=arguments.retry is not None, as_json=arguments.json)
+            folder = _run(folder, study, retry=arguments.retry is not None, as_json=arguments.json)
     return _finish(folder, baseline, _formula(arguments), as_json=arguments.json)
 
 
@@ -108,7 +109,7 @@ def _check_formula(arguments: Namespace, study: StudyFile) -> None:
         raise UserError("--formula: has no effect with --list; give it when the study is evaluated")
 
 
-def _run(folder: StudyFolder, study: StudyFile, formula: FlopFormula, *, retry: bool, as_json: bool) -> StudyFolder:
+def _run(folder: StudyFolder, study: StudyFile, *, retry: bool, as_json: bool) -> StudyFolder:
     """Do the runs that there are to do. Returns the folder, with the points that their data refuses.
 
     `as_json`: what is said of the runs goes to the standard error.
@@ -122,7 +123,7 @@ def _run(folder: StudyFolder, study: StudyFile, formula: FlopFormula, *, retry: 
         )
     progress = Progress(turns_of(folder, retry=retry), folder.seconds())
     console = new_console(stderr=as_json)
-    total, done, runs = len(progress.turns), 0, StudyRuns(folder, formula)
+    total, done, runs = len(progress.turns), 0, StudyRuns(folder)
     to_do = f"{counted(len(definition.specs), 'point')}, {counted(total, 'run')} to do{_about(progress, 0)}"
     config = config_named(definition.config)
     head = [f"study   {definition.name}: {to_do}", f"config  {config}", f"folder  {folder.path}"]

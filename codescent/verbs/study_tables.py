@@ -15,6 +15,7 @@ from codescent.base.amounts import of_change, of_measured, of_measured_share, of
 from codescent.base.console import new_console
 from codescent.base.counted import counted
 from codescent.base.visible import visible
+from codescent.plan import FlopFormula
 from codescent.planner.beside import errs_most
 from codescent.results import Interval
 from codescent.study.points import axes_named
@@ -47,7 +48,8 @@ def show(study: Study, source: str) -> None:
         if study.kind is Kind.GRID:
             _line(console, f"a point is: {axes_named(_points(study)[0].axes)}")
         if study.formula is not None:
-            _line(console, f"GFLOP/s and MFU count FLOPs by {study.formula}: {study.formula.said}")
+            hfu = "; papers call this share of the peak HFU" if study.formula is FlopFormula.EXECUTED else ""
+            _line(console, f"GFLOP/s and MFU count FLOPs by {study.formula.said}{hfu}")
         _line(console, f"every value is in {source}")
         for title, columns in _tables(study):
             _table(console, study, title, columns)

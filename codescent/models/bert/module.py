@@ -18,6 +18,7 @@ from codescent.operators import products
 from codescent.operators.activations import EXACT_GELU, feed_forward
 from codescent.operators.attention import Attention
 from codescent.operators.block_attention import ScoreTraits
+from codescent.operators.compiled import never_compiled
 from codescent.operators.dropout import drop
 from codescent.operators.head import Vocabulary
 from codescent.operators.linear import Linear
@@ -157,7 +158,7 @@ class Bert(Part):
         return loss if too_many is None else loss.masked_fill(too_many, math.nan)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@never_compiled
 def loss_of_rows(vocabulary: Vocabulary, *arguments: Any, **options: Any) -> Tensor:
     """See `Vocabulary.loss_of_rows`. The number of rows depends on the data, so this is never compiled."""
     loss: Tensor = vocabulary.loss_of_rows(*arguments, **options)
