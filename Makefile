@@ -22,9 +22,12 @@ train: .venv/.installed ## install, then train the default job into runs/; ARGS=
 # hundreds of times: bytecode is kept, whatever the environment says, or each start compiles the package again.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
+# pytest rewrites each assert when it first reads a test: 25 s, which without this every worker would spend.
+REWRITE := ls tests/__pycache__/*pytest*.pyc >/dev/null 2>&1 || PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --collect-only >/dev/null
+
 test: .venv/.installed-dev .venv/.installed-docs ## install, check the code and the docs, run the tests; ARGS="tests/test_x.py"
 	@mkdir -p build; $(MAKE) --no-print-directory lint docs > build/checks.txt 2>&1 & checks=$$!; \
-	$(PYTEST) --durations=40 --durations-min=1 $(ARGS); tests=$$?; \
+	$(REWRITE); $(PYTEST) --durations=40 --durations-min=1 $(ARGS); tests=$$?; \
 	wait $$checks; checks=$$?; cat build/checks.txt; test $$checks -eq 0 && exit $$tests
 
 mutants: .venv/.installed-dev ## plant a fault in each copy of the code, see which tests catch it: hours; ARGS="--likely-only"

@@ -412,7 +412,6 @@ SLOW = {
 }
 """Cases whose siblings are quick."""
 
-# The cases of a group are run by one process, the slow ones by another.
 CASES = {
     "strategies": named(replicate=replicate_cases(), zero=zero_cases(), tensor=tensor_cases(), context=context_cases()),
     "stages": named(pipeline=pipeline_cases(), recompute=recompute_cases()),

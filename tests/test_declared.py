@@ -3,7 +3,6 @@ Does not run a step itself: declared_ranks does, on torch's fake process group o
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from math import prod
 
@@ -16,27 +15,22 @@ from forker import Forker
 from codescent.cost.memory import StateBytes, state_bytes, state_of_rank
 from codescent.plan import DTYPE_BYTES, WIDE, Plan, TensorPlan
 
-Answers = dict[str, dict[int, Answer]]
+Answers = dict[int, Answer]
 
 
 @pytest.fixture(scope="module")
-def answers(forker: Forker, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool], Answers]:
-    """By group of cases, its slow or its quick ones: of each case, by rank, what it issued and held."""
+def answers(forker: Forker, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Answers]:
+    """What each rank of a case issued and held."""
     folder = tmp_path_factory.mktemp("declared")
 
-    @functools.cache
-    def of_group(group: str, slow: bool) -> Answers:
-        cases = {name: case for name, case in CASES[group].items() if is_slow(group, name) == slow}
+    def of_case(group: str, name: str) -> Answers:
+        case = CASES[group][name]
         if group == "gloo":
-            return {name: dict(enumerate(on_gloo(name))) for name in cases}
-        (found,) = forker.call("declared_ranks:on_fake_ranks", folder, cases=cases)
-        return {name: {int(rank): answer for rank, answer in ranks.items()} for name, ranks in found.items()}
+            return dict(enumerate(forker.call("declared_ranks:on_gloo_rank", folder, case["world_size"], case=case)))
+        (found,) = forker.call("declared_ranks:on_fake_ranks", folder, cases={name: case})
+        return {int(rank): answer for rank, answer in found[name].items()}
 
-    def on_gloo(name: str) -> list[Answer]:
-        case = CASES["gloo"][name]
-        return forker.call("declared_ranks:on_gloo_rank", folder, case["world_size"], case=case)
-
-    return of_group
+    return of_case
 
 
 def check_bytes(plan: Plan, rank: int, held: dict[str, int]) -> StateBytes:
@@ -97,10 +91,10 @@ def check_counted(plan: Plan, rank: int, counted: dict[str, int]) -> None:
     ],
 )
 def test_a_step_issues_and_holds_what_is_declared(
-    answers: Callable[[str, bool], Answers], group: str, name: str
+    answers: Callable[[str, str], Answers], group: str, name: str
 ) -> None:
     plan, firsts = plan_of(CASES[group][name]), []
-    for rank, answer in answers(group, is_slow(group, name))[name].items():
+    for rank, answer in answers(group, name).items():
         assert "failed" not in answer, answer["failed"]
         check_issued(plan, rank, answer["issued"], on_gloo=group == "gloo")
         held = check_bytes(plan, rank, answer["held"])
