@@ -119,6 +119,7 @@ def test_a_key_without_effect_is_named(config: Path, word: str, useless: str, us
 
 ROUNDS = ("parallel.average_every=5", "parallel.synchronous_steps=20")
 WIRE = ("parallel.wire=int4", "parallel.wire_from=20")
+SPIKES = ("survive.on_spike=stop", "survive.spike_window=50")
 SPEEDS = ("parallel.servers=1", "parallel.updates=asynchronous", "parallel.local_steps=by_speed")
 
 
@@ -139,6 +140,20 @@ def test_a_config_that_codescent_writes_has_no_key_without_effect(tmp_path: Path
         (ROUNDS, "train.num_steps=20", "train.num_steps=25", "parallel.average_every", "it begins after parallel.sync"),
         (ROUNDS, "train.num_steps=20", "train.num_epochs=2", "parallel.average_every", "it begins after parallel.sync"),
         (WIRE, "train.num_steps=10", "train.num_steps=21", "parallel.wire", "it begins after parallel.wire_from = 20"),
+        (
+            SPIKES,
+            "train.num_steps=50",
+            "train.num_steps=51",
+            "survive.on_spike",
+            "it begins after survive.spike_window",
+        ),
+        (
+            ("survive.restart_window_s=5.0",),
+            "survive.on_loss=stop",
+            "survive.on_loss=shrink",
+            "survive.restart_window_s",
+            "it",
+        ),
         (SPEEDS, "parallel.average_every=1", "parallel.average_every=2", "parallel.local_steps", "it needs parallel."),
     ],
 )

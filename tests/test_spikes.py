@@ -252,7 +252,14 @@ def test_a_loss_that_stays_high_ends_a_run_that_skips(runs: Runs) -> None:
     ("words", "why"),
     [
         ((BACK, "checkpoint.every=0"), "there is no checkpoint to go back to"),
-        ((BACK, "survive.rollback_steps=30", "checkpoint.every=10"), "set checkpoint.keep_last to 4"),
+        (
+            (BACK, "survive.rollback_steps=30", "checkpoint.every=10", "train.num_steps=40"),
+            "set checkpoint.keep_last to 4",
+        ),
+        (
+            (BACK, "survive.rollback_steps=60", "checkpoint.every=10", "train.num_steps=60"),
+            "no checkpoint can be so old; set it to less",
+        ),
         ((SKIP, "parallel.average_every=4"), "ranks update without the loss of all"),
     ],
 )

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from codescent.base.counted import counted
 from codescent.base.device_kinds import AUTO, kind_of
 from codescent.base.nearest import nearest_divisors
 from codescent.config.mixture import MIXTURE, mixture_contradictions
@@ -167,12 +168,19 @@ def _spike_contradictions(config: Config) -> Iterator[Contradiction]:
             "steps",
         )
         return
+    if config.train.num_epochs is None and survive.rollback_steps >= config.train.num_steps:
+        yield (
+            ("survive.rollback_steps", "train.num_steps"),
+            f"given {survive.rollback_steps}, but the run has {counted(config.train.num_steps, 'step')} "
+            "(train.num_steps): no checkpoint can be so old; set it to less",
+        )
+        return
     oldest = (checkpoint.keep_last - 1) * checkpoint.every + 1
     if oldest < survive.rollback_steps:
         yield (
             ("survive.rollback_steps", "checkpoint.keep_last", "checkpoint.every"),
-            f"given {survive.rollback_steps}, but just after a save the oldest checkpoint is {oldest} steps old "
-            f"(checkpoint.keep_last = {checkpoint.keep_last}, checkpoint.every = {checkpoint.every}): set "
+            f"given {survive.rollback_steps}, but just after a save the oldest checkpoint is {counted(oldest, 'step')} "
+            f"old (checkpoint.keep_last = {checkpoint.keep_last}, checkpoint.every = {checkpoint.every}): set "
             f"checkpoint.keep_last to {-(-(survive.rollback_steps - 1) // checkpoint.every) + 1}",
         )
 

@@ -60,6 +60,12 @@ def without_effect(config: Config) -> Iterator[tuple[str, str]]:
     parallel = config.parallel
     if parallel.local_steps != "equal" and parallel.updates == "asynchronous" and parallel.average_every == 1:
         yield "parallel.local_steps", "needs parallel.average_every >= 2, which is 1"
+    if (
+        config.survive.on_loss == "stop"
+        and not parallel.restarts
+        and not is_default(config, "survive.restart_window_s")
+    ):
+        yield "survive.restart_window_s", 'needs survive.on_loss other than "stop", or parallel.restarts above 0'
 
 
 def effective(config: Config) -> Config:
@@ -73,10 +79,11 @@ def effective(config: Config) -> Config:
 
 def _begin_too_late(config: Config) -> Iterator[tuple[str, str]]:
     """Keys whose effect begins after the last step. With train.num_epochs the last step is not known here."""
-    parallel, steps = config.parallel, config.train.num_steps
+    parallel, survive, steps = config.parallel, config.survive, config.train.num_steps
     begins = (
         ("parallel.average_every", "parallel.synchronous_steps", parallel.synchronous_steps),
         ("parallel.wire", "parallel.wire_from", parallel.wire_from),
+        ("survive.on_spike", "survive.spike_window", survive.spike_window),  # all of it is compared with
     )
     for key, since, first in begins:
         if config.train.num_epochs is None and first >= steps and not is_default(config, key):
