@@ -40,7 +40,8 @@ QUICK = {
 GRAPHS = {"cp ring": 6, "cp all-gather": 6, "dp_shard cp tp": 6}
 """Graphs of a layout's blocks. The others have one: all blocks are alike, and none breaks."""
 BREAKS = {"split_attention": "messages leave in the same order on every rank, so Dynamo must not see inside"}
-"""Functions that end a graph, with the reason. Three graphs of a block end there: its own and those of its callers."""
+"""Functions that end a graph, with the reason. It is met four times: in itself, in its callers, and in the frame of
+`never_compiled`, which has no graph."""
 
 
 def cases_of(which: str) -> dict[str, Case]:
@@ -75,7 +76,7 @@ def test_blocks_are_as_few_graphs_as_written_down(forker: Forker, tmp_path: Path
         assert found[name]["graphs"] == GRAPHS.get(of_layout, 1), (name, found[name])
         for reason, number in found[name]["breaks"].items():
             assert any(f"<function {function} at" in reason for function in BREAKS), (name, reason)
-            assert number == 3, (name, reason)
+            assert number == 4, (name, reason)
         assert bool(found[name]["breaks"]) == (GRAPHS.get(of_layout, 1) == 6), name
 
 

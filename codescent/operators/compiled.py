@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 _used = False
 COMPILER = "torch._dynamo"
+_waiting: list[Callable[[], None]] = []
 
 
 def constant_result(function: Callable[P, R]) -> Callable[P, R]:
@@ -31,17 +32,25 @@ def never_compiled(function: Callable[P, R]) -> Callable[P, R]:
 
     So does torch.compiler.disable, which imports the compiler when it decorates. Here that waits for who compiles.
     """
+    called: list[Callable[P, R]] = [function]
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        return (_left_alone(function) if COMPILER in sys.modules else function)(*args, **kwargs)
+        if called[0] is function and COMPILER in sys.modules:
+            leave_alone()
+        return called[0](*args, **kwargs)
 
+    def disable() -> None:
+        called[0] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+
+    _waiting.append(disable)
     return call
 
 
-@functools.cache
-def _left_alone(function: Callable[P, R]) -> Callable[P, R]:
-    return cast("Callable[P, R]", torch.compiler.disable(function))  # type: ignore[no-untyped-call]
+def leave_alone() -> None:
+    """Call this before anything is compiled: then Dynamo finds functions that it knows to leave alone."""
+    while _waiting:
+        _waiting.pop()()
 
 
 def use(wanted: bool) -> None:

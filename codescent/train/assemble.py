@@ -24,6 +24,7 @@ from codescent.data.mixture import order_of
 from codescent.data.order import Ahead, AheadOrder
 from codescent.data.samples import AnyDataset
 from codescent.models.part import Part
+from codescent.operators.compiled import leave_alone
 from codescent.plan import AXES, WIDE, Memory, Plan, TensorPlan, Verb
 from codescent.strategies import ThisRank, active
 from codescent.strategies.gradients import gradients_of
@@ -229,6 +230,8 @@ def _weight(tensor: TensorPlan, held: torch.Tensor, this_rank: ThisRank) -> Weig
 def _compile(part: nn.Module, what: str, *, graphs: bool = False) -> None:
     """Compile a part or its blocks. `graphs`: replay blocks as CUDA graphs; each forward pass begins a replay of all,
     so the results of the pass before may be overwritten."""
+    if what != "none":
+        leave_alone()
     if what == "model":
         part.compile()
     elif what == "blocks":
