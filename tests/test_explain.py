@@ -15,7 +15,7 @@ from runs import called, make_project
 from codescent.base import pages
 from codescent.base.amounts import of_bytes, of_share
 from codescent.cost.flop_formulas import executed_flops, formulas, sizes_of
-from codescent.explain.content import Arrow, Chart, LessonFrame, NodeNetwork, RankLanes, Tone
+from codescent.explain.content import Arrow, Bar, Chart, Lesson, LessonFrame, NodeNetwork, RankLanes, Tone
 from codescent.explain.language import language
 from codescent.explain.of_study import lesson_of_study
 from codescent.explain.text import WIDTH
@@ -24,8 +24,9 @@ from codescent.explain.topics.gossip import distances
 from codescent.explain.topics.memory import EXAMPLE, RULE
 from codescent.plan.state import state_of_rank
 from codescent.strategies.gossip_graphs import Graph
-from codescent.study.evaluate import evaluated
-from codescent.study.result import Kind
+from codescent.study.evaluate import Taken, evaluated
+from codescent.study.repeat import Repeat
+from codescent.study.result import Kind, PointState
 from codescent.study.table import read_table
 from codescent.verbs.arguments import parse
 
@@ -212,8 +213,30 @@ def test_a_server_gives_ages_and_versions() -> None:
         assert {arrow.sender == server or arrow.receiver == server for arrow in shown.arrows} == {True}
         for worker in range(server):
             _versions_rise([arrow for arrow in shown.arrows if worker in (arrow.sender, arrow.receiver)])
-    drawn = next(line for line in text(lesson("server")) if line.startswith("server 3"))
-    assert drawn.split()[2:] == ["v1", "v2", "v3"], "a terminal has the names of versions, too"
+    drawn = next(line for line in text(lesson("server")) if line.startswith("server 0 (rank 3)"))
+    assert drawn.split()[4:] == ["v1", "v2", "v3"], "a terminal has the names of versions, too"
+
+
+def test_each_of_several_servers_has_its_versions() -> None:
+    """Fault: an empty lane ends in a traceback; versions of all servers are counted as one row, on the last lane."""
+    words = ("default", "--ranks", "4", "parallel.servers=2", "train.global_batch_size=2", "train.microbatch_size=1")
+    one = lesson("server", *words)
+    assert [line for line in text(one) if len(line) > WIDTH] == []
+    for frame in one.frames[:-1]:
+        shown = lanes(frame)
+        assert shown.lanes[-2:] == ["server 0 (rank 2)", "server 1 (rank 3)"]
+        for server in (2, 3):
+            marks = sorted((bar for bar in shown.bars if bar.lane == server and bar.text), key=lambda bar: bar.start)
+            assert [bar.text for bar in marks] == [f"v{number}" for number in range(1, len(marks) + 1)]
+            for worker in range(2):
+                _versions_rise([at for at in shown.arrows if {worker, server} == {at.sender, at.receiver}])
+
+
+def test_a_lane_in_which_nothing_happens_is_a_row() -> None:
+    """Fault: a timeline with a lane without bars ends in a traceback."""
+    frame = LessonFrame("", (), (RankLanes(["a", "b"], [Bar(0, 0.0, 1.0, Tone.FORWARD)], "ms"),))
+    empty = Lesson("t", "t", "", "", (frame,))
+    assert [line.strip() for line in text(empty) if line.startswith("b")] == ["b"]
 
 
 def _versions_rise(arrows: list[Arrow]) -> None:
@@ -367,6 +390,38 @@ def test_a_study_is_explained_with_its_own_points(lang: str) -> None:
         assert [y for x, y in chart.lines[1].points] == pytest.approx([x for x, _ in chart.lines[1].points])
 
 
+@pytest.mark.parametrize("lang", ["en", "es"])
+def test_threads_are_workers_and_points_without_cores_count_for_nothing(lang: str) -> None:
+    """Fault: threads are called ranks; a point that was not fitted is the farthest one; above 100 % has no word."""
+    seconds = {1: 8.0, 2: 4.2, 4: 2.5, 8: 9.0, 16: 1.8, 32: 1.7}
+    taken = [
+        Taken({"threads": threads}, threads, PointState.DONE, repeats=[
+            Repeat(step_s, tokens=64.0, notes=("oversubscribed: 8 threads",) * (threads == 8))
+        ])
+        for threads, step_s in seconds.items()
+    ]  # fmt: skip
+    study = evaluated("cores", Kind.THREADS, {"threads": 1}, taken)
+    one = lesson_of_study(study, language(lang))
+    first, _, laws = one.frames
+    said = [one.about, *laws.says, *(row[1] for row in table(laws).rows)]
+    assert not [sentence for sentence in said if re.search(r"\branks?\b", sentence.lower())]
+    slower = {"en": "A serial share above 100 % means: slower", "es": "Una parte secuencial de más del 100 %"}[lang]
+    assert any(sentence.startswith(slower) for sentence in first.after)
+    (amdahl, says), *_ = table(laws).rows
+    worst = study.groups[0].fits[0].worst
+    assert amdahl == "Amdahl"
+    assert worst is not None
+    assert worst < 0.2, "the point of 8 threads is not of the fit"
+    assert says.endswith(of_share(worst))
+
+
+def test_spanish_has_one_word_for_speed_up() -> None:
+    """Fault: a table and the sentence below it have two words for one thing; a line of the config stays English."""
+    say = language("es")
+    assert say("speed-up") in say("Efficiency is the speed-up divided by the growth of the workers since the baseline.")
+    assert "1,063,680 parámetros" in lesson("checkpoint", lang="es").config
+
+
 WRONG = {
     "unknown topic": (["zerro"], "explain zerro: no such topic; did you mean zero?"),
     "nothing like it": (["qqqq"], f"explain qqqq: no such topic; there are {', '.join(TOPICS)}"),
@@ -379,7 +434,7 @@ WRONG = {
     "out alone": (["--out", "a.md"], "--out: has no effect without a TOPIC"),
     "no sense": (
         ["pipeline", "default"],
-        "explain pipeline: this config has one stage; give parallel.pp=2 and --ranks 2. This config has something to "
+        "explain pipeline: this config has one stage; give --ranks 2 parallel.pp=2. This config has something to "
         "show of: ",
     ),
     "too many": (

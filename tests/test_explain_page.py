@@ -14,11 +14,11 @@ import pytest
 from lessons import WITHOUT_RANKS, lesson
 from runs import called
 
-from codescent.explain.content import Grid, NodeNetwork, RankLanes, TextTable
+from codescent.explain.content import Arrow, Chart, ChartLine, Grid, NodeNetwork, RankLanes, TextTable
 from codescent.explain.language import language, languages
 from codescent.explain.page import page
 from codescent.explain.picture import picture
-from codescent.explain.svg import drawn
+from codescent.explain.svg import _chart, drawn
 from codescent.explain.topics import TOPICS
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -121,6 +121,47 @@ def test_keys_step_through_the_frames(browser: Any, tmp_path: Path) -> None:
     assert [plain.locator(f"#{name}").is_visible() for name in frames] == [True] * 11
     assert not plain.locator(".steps").is_visible()
     plain.close()
+
+
+@pytest.mark.browser
+def test_a_link_to_a_frame_shows_its_heading(browser: Any, tmp_path: Path) -> None:
+    """Fault: in a narrow window the bar of buttons covers the heading of the frame that a link names."""
+    file = tmp_path / "lesson.html"
+    file.write_text(page(lesson("zero", lang="es"), language("es")), encoding="utf-8")
+    found = browser.new_page(viewport={"width": 390, "height": 600})
+    found.goto(f"{file.as_uri()}#frame-4")
+    bar = found.evaluate("document.querySelector('.steps').getBoundingClientRect().bottom")
+    assert found.evaluate("document.querySelector('#frame-4 h2').getBoundingClientRect().top") >= bar
+    found.close()
+
+
+def test_versions_on_arrows_do_not_lie_on_each_other() -> None:
+    """Fault: texts of arrows lie on each other, on another arrow where there is room, or below one that comes later."""
+    fan = [Arrow(2, 1.0, lane, 2.0 + lane / 50, f"v{lane}") for lane in (0, 1)] + [Arrow(0, 0.1, 2, 0.9, "v0")]
+    figures = [RankLanes(["a", "b", "c"], [], "ms", fan)]
+    figures += [
+        one for frame in lesson("server", lang="es").frames for one in frame.figures if isinstance(one, RankLanes)
+    ]
+    for figure in figures:
+        root = ElementTree.fromstring(f"<g>{drawn(figure, '').body}</g>")
+        kinds = [one.tag if one.tag == "line" else one.attrib.get("class") for one in root.iter()]
+        assert max(i for i, kind in enumerate(kinds) if kind == "line") < kinds.index("small on-line")
+        at = [
+            (float(one.attrib["x"]), float(one.attrib["y"]))
+            for one in root.iter("text")
+            if one.attrib["class"] == "small on-line"
+        ]
+        assert len(at) == len(figure.arrows)
+        pairs = [(one, other) for number, one in enumerate(at) for other in at[:number]]
+        assert not [1 for (x, y), (to_x, to_y) in pairs if abs(x - to_x) < 14 and abs(y - to_y) < 11]
+
+
+def test_ticks_of_ranks_are_whole_numbers() -> None:
+    """Fault: an axis of ranks has a tick at 1.2 ranks."""
+    pytest.importorskip("matplotlib")
+    line = ChartLine("measured", [(1.0, 1.0), (2.0, 1.8)])
+    axes = _chart(Chart([line], "ranks", "speed-up")).axes[0]
+    assert [tick for tick in axes.get_xticks() if not float(tick).is_integer()] == []
 
 
 @pytest.mark.parametrize("lang", languages())

@@ -23,6 +23,10 @@ PAUSE = 0.1
 """Messages that follow each other sooner are one arrow."""
 LATENCY = 0.002
 """Of a message, in steps of arithmetic."""
+MOST_RANKS, MOST_MICROBATCHES = 256, 256
+"""More ranks, or more micro-batches of a rank, would take minutes."""
+MOST_LANES = 16
+"""Ranks that are drawn; the others are alike."""
 TONES = {
     Verb.LOAD: Tone.OTHER,
     Verb.FORWARD: Tone.FORWARD,
@@ -46,11 +50,28 @@ class AtWork:
 
     Attributes:
         walk: with times in steps of arithmetic.
-        lanes: the same, to be drawn.
+        lanes: the same, to be drawn, of at most MOST_LANES ranks.
+        more: a sentence on the ranks that are not drawn; none, if all are.
     """
 
     walk: Walk
     lanes: RankLanes
+    more: tuple[str, ...] = ()
+
+
+def why_not_at_work(plan: Plan) -> str:
+    """Why a plan has too much to be simulated here; "": it has not."""
+    if plan.world_size > MOST_RANKS:
+        return f"{plan.world_size:,} ranks cannot be drawn; give at most {MOST_RANKS}"
+    return why_not_so_many(plan.work.num_microbatches, plan.mesh.dp, plan.work.microbatch_size)
+
+
+def why_not_so_many(parts: int, ranks: int, size: int) -> str:
+    """Why a step has too many micro-batches. `parts`: of each of the data-parallel ranks; `size`: samples of one."""
+    if parts <= MOST_MICROBATCHES:
+        return ""
+    most = ranks * size * MOST_MICROBATCHES
+    return f"{parts:,} micro-batches cannot be drawn; give at most train.global_batch_size={most}"
 
 
 def at_work(
@@ -78,22 +99,27 @@ def at_work(
     cluster = of_links(Link(gradients_bytes / sends_in, LATENCY))
     links = Links(cluster, None, computes, None, slow or {})
     walk = links.walk(plan, Coding(), timeline=True)
-    return AtWork(walk, _lanes(plan, walk, say, steps * walk.step_s, arrows=arrows))
+    more = plan.world_size - MOST_LANES
+    alike = (say.many("{number} more rank is like these.", "{number} more ranks are like these.", more),)
+    return AtWork(walk, _lanes(plan, walk, say, steps * walk.step_s, arrows=arrows), alike if more > 0 else ())
 
 
 def _lanes(plan: Plan, walk: Walk, say: Language, end: float, *, arrows: bool) -> RankLanes:
-    shown_time = Window(0.0, end)
-    waits = [at for at in shown_time.cut(walk.activities) if at.doing not in SERVES]
+    shown_time, ranks = Window(0.0, end), range(min(plan.world_size, MOST_LANES))
+    drawn = [at for at in walk.activities if at.stage in ranks and at.doing not in SERVES]
+    waits = shown_time.cut(drawn)
     bars = []
-    of_rank = {rank: OrderedSpans(at for at in waits if at.stage == rank) for rank in range(plan.world_size)}
-    for span in shown_time.cut(walk.timeline):
+    of_rank = {rank: OrderedSpans(at for at in waits if at.stage == rank) for rank in ranks}
+    for span in shown_time.cut(span for span in walk.timeline if span.stage in ranks):
         tone = TONES.get(span.instruction.verb, Tone.OTHER)
         own = of_rank[span.stage].during(span)
         bars += [Bar(span.stage, begin, ends, tone) for begin, ends in parts_without(span, own)]
     bars += [Bar(at.stage, at.start_s, at.end_s, Tone.WAITING) for at in waits]
-    names = [say("server {number}", number=rank) if rank not in plan.mesh else say("rank {number}", number=rank)
-             for rank in range(plan.world_size)]  # fmt: skip
-    shown = [arrow for arrow in joined(walk.flights) if arrow.received <= end] if arrows else []
+    inside = plan.mesh.world_size  # behind them come those that only serve
+    names = [say("rank {number}", number=rank) if rank < inside
+             else say("server {number} (rank {rank})", number=rank - inside, rank=rank) for rank in ranks]  # fmt: skip
+    flights = [at for at in walk.flights if at.start_s <= end + PAUSE] if arrows else []
+    shown = [arrow for arrow in joined(flights) if arrow.received <= end]
     there = {bar.tone for bar in bars}
     legend = [(tone, name) for tone, name in _names(say).items() if tone in there]
     return RankLanes(names, bars, say("steps of arithmetic"), shown, legend)

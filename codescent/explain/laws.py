@@ -19,21 +19,19 @@ def law_name(law: str, say: Language) -> str:
 def law_meanings(say: Language) -> tuple[str, ...]:
     """A sentence for each law."""
     return (
-        say("Amdahl: a share of the work is serial. It bounds the speed-up, however many ranks there are."),
-        say("Gustafson: the work grows with the ranks, the serial part does not."),
-        say("Universal: ranks also wait for each other (contention), and agree with each other (coherency)."),
+        say("Amdahl: a share of the work is serial. It bounds the speed-up, however many workers there are."),
+        say("Gustafson: the work grows with the workers, the serial part does not."),
+        say("Universal: workers also wait for each other (contention), and agree with each other (coherency)."),
     )
 
 
-def law_says(fit: Fit, points: Mapping[int, float], say: Language) -> str:
-    """What a law says of points (speed-ups by number of ranks), and how far it is from the farthest that it was fitted
-    to. Points beyond its curve had too few cores."""
-    if not fit.curve:
+def law_says(fit: Fit, say: Language) -> str:
+    """What a law says of its points, and how far it is from the farthest that it was fitted to."""
+    if fit.worst is None:
         return say("There are too few points.")
     values = {name: found.value for name, found in fit.parameters.items()}
     says = {AMDAHL.name: _amdahl, GUSTAFSON.name: _gustafson, UNIVERSAL.name: _universal}[fit.law](values, say)
-    farthest = max(abs(fit.curve[ranks] / speed - 1) for ranks, speed in points.items() if ranks in fit.curve)
-    differs = say("the farthest point differs by {share}", share=of_share(farthest))
+    differs = say("the farthest point differs by {share}", share=of_share(fit.worst))
     return f"{says}; {differs}"
 
 
@@ -46,14 +44,15 @@ def _amdahl(values: Mapping[str, float], say: Language) -> str:
 def _gustafson(values: Mapping[str, float], say: Language) -> str:
     share = values["serial share"]
     adds = of_share(1 - share)
-    return say("serial share {share}: each further rank adds {adds} of one", share=of_share(share), adds=adds)
+    return say("serial share {share}: each further worker adds {adds} of one", share=of_share(share), adds=adds)
 
 
 def _universal(values: Mapping[str, float], say: Language) -> str:
     contention, coherency = values["contention"], values["coherency"]
     best = say("no maximum shows")
     if coherency > 1e-9:  # Gunther 2007, equation 4.33
-        best = say("fastest with {ranks} ranks", ranks=max(1, round((max(0.0, 1 - contention) / coherency) ** 0.5)))
+        workers = max(1, round((max(0.0, 1 - contention) / coherency) ** 0.5))
+        best = say.many("fastest with {number} worker", "fastest with {number} workers", workers)
     return say(
         "contention {contention}, coherency {coherency}: {best}",
         contention=of_share(contention), coherency=of_share(coherency), best=best,

@@ -33,7 +33,7 @@ def lesson_of_study(study: Study, say: Language) -> Lesson:
     return Lesson(
         topic="scaling",
         title=say("How a run scales"),
-        about=say("More ranks share a step, or do more in it. How much faster does it get, and why not more?"),
+        about=_about(study, say),
         config="; ".join(filter(None, (f"{study.name} ({study.kind})", study.config, machine))),
         frames=frames,
         see=(
@@ -41,6 +41,12 @@ def lesson_of_study(study: Study, say: Language) -> Lesson:
             ("codescent docs study", say("what each law says, and when it can be trusted")),
         ),
     )
+
+
+def _about(study: Study, say: Language) -> str:
+    if study.kind is Kind.THREADS:
+        return say("More threads share a step. How much faster does it get, and why not more?")
+    return say("More ranks share a step, or do more in it. How much faster does it get, and why not more?")
 
 
 def _done(group: Group) -> list[Point]:
@@ -62,11 +68,17 @@ def _frames(study: Study, group: Group, points: Sequence[Point], say: Language) 
     }[study.kind]
     lost = [_without(one, say) for one in group.points if one not in points]
     marks = [f"{one.name}: {mark}" for one in points for mark in one.marks]
+    slower = [one for one in points if one.serial_share is not None and one.serial_share.value > 1]
     yield LessonFrame(
         title(say("What was measured")),
         (holds,),
         (_table(study, points, say),),
-        (say("Efficiency is the speed-up divided by the growth of the workers since the baseline."), *lost, *marks),
+        (
+            say("Efficiency is the speed-up divided by the growth of the workers since the baseline."),
+            *(say("A serial share above 100 % means: slower than the baseline.") for _ in slower[:1]),
+            *lost,
+            *marks,
+        ),
     )
     if len(points) < 2:
         return
@@ -81,7 +93,7 @@ def _frames(study: Study, group: Group, points: Sequence[Point], say: Language) 
     ]
     yield LessonFrame(title(say("The curves")), (), (Chart(lines, _unit(study, say), say("speed-up")),))
     fits = [fit for fit in group.fits if not fit.said.startswith(UNSUITABLE)]
-    rows = [(law_name(fit.law, say), law_says(fit, speeds, say)) for fit in fits]
+    rows = [(law_name(fit.law, say), law_says(fit, say)) for fit in fits]
     if rows:
         heads = (say("law"), say("what it says"))
         yield LessonFrame(title(say("The laws")), law_meanings(say), (TextTable(heads, rows),))

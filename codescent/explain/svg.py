@@ -6,13 +6,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
 from codescent.base.amounts import of_number
 from codescent.base.visible import visible
-from codescent.explain.content import Chart, Grid, NodeNetwork, RankLanes, TextTable, Tone
+from codescent.explain.content import Arrow, Chart, Grid, NodeNetwork, RankLanes, TextTable, Tone
 from codescent.report.content import Picture
 from codescent.report.page import inline_svg
 from codescent.report.style import PALETTE, PICTURE_IN, literal, plain
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
 LETTER = 7.4
 """Mean width of a letter of 13 pixels; of the widest fonts that a page may have."""
 ROW, GAP, LINE, LANE, NODE = 26.0, 3.0, 20.0, 28.0, 17.0
+LABEL = 12.0
+"""Height of the text of an arrow."""
+SHARES = tuple(share / 20 for share in (10, 8, 12, 6, 14, 5, 15, 4, 16, 3, 17, 9, 11, 7, 13))
+"""Places on an arrow that its text may have; the middle is tried first."""
+STEPS = 24
+"""Points of an arrow at which a text may be in its way."""
 WIDE = 720.0
 """Of lanes and networks, in pixels."""
 
@@ -148,11 +155,11 @@ def _lanes(lanes: RankLanes) -> Drawn:
             yield _box(x, bar.lane * LANE + 4, wide, LANE - 8, bar.tone, "bar", f"{bar.text} {times}".strip())
             if bar.text and LETTER * len(bar.text) <= wide:
                 yield _text(x + wide / 2, bar.lane * LANE + 18, bar.text, f"on-{bar.tone.value}", "middle")
-        for arrow in lanes.arrows:
-            yield _arrow(
-                left + arrow.sent * unit, arrow.sender * LANE + LANE / 2,
-                left + arrow.received * unit, arrow.receiver * LANE + LANE / 2, arrow.text,
-            )  # fmt: skip
+        ways = [_way(arrow, left, unit) for arrow in lanes.arrows]
+        yield from map(_arrow, ways)
+        for (x, y), arrow in zip(_label_places(lanes.arrows, ways), lanes.arrows, strict=True):
+            if arrow.text:
+                yield _text(x, y + 4, arrow.text, "small on-line", "middle")
         for tick in range(5):
             at = left + (WIDE - left) * tick / 4
             anchor = ("start", "middle", "middle", "middle", "end")[tick]
@@ -162,14 +169,55 @@ def _lanes(lanes: RankLanes) -> Drawn:
     return Drawn(WIDE, high + 2 * LINE, _joined(parts()))
 
 
-def _arrow(x: float, y: float, to_x: float, to_y: float, text: str) -> Markup:
+_Place = tuple[float, float]
+
+
+def _way(arrow: Arrow, left: float, unit: float) -> tuple[_Place, _Place]:
+    """Where an arrow begins and ends."""
+    begin = left + arrow.sent * unit, arrow.sender * LANE + LANE / 2
+    return begin, (left + arrow.received * unit, arrow.receiver * LANE + LANE / 2)
+
+
+def _arrow(way: tuple[_Place, _Place]) -> Markup:
     """A line that ends in a head."""
+    (x, y), (to_x, to_y) = way
     angle = math.atan2(to_y - y, to_x - x)
     sides = [(to_x - 9 * math.cos(angle + turn), to_y - 9 * math.sin(angle + turn)) for turn in (0.4, -0.4)]
     head = " ".join(f"{one:.1f},{other:.1f}" for one, other in [(to_x, to_y), *sides])
     line = Markup('<line x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}" class="arrow"/>').format(x, y, to_x, to_y)
-    shape = Markup('<polygon points="{}" class="arrow-head"/>').format(head)
-    return line + shape + (_text((x + to_x) / 2 + 4, (y + to_y) / 2 + 4, text, "small on-line") if text else Markup())
+    return line + Markup('<polygon points="{}" class="arrow-head"/>').format(head)
+
+
+def _label_places(arrows: Sequence[Arrow], ways: Sequence[tuple[_Place, _Place]]) -> list[_Place]:
+    """The middle of each arrow's text: on its arrow, away from other texts, and from other arrows as far as can be."""
+    found: list[_Place] = []
+    taken: list[tuple[_Place, float]] = []
+    for number, (arrow, (begin, end)) in enumerate(zip(arrows, ways, strict=True)):
+        half = LETTER * len(arrow.text) / 2
+        others = [way for index, way in enumerate(ways) if index != number]
+        places = [(begin[0] + share * (end[0] - begin[0]), begin[1] + share * (end[1] - begin[1])) for share in SHARES]
+        found.append(min(places, key=partial(_crowd, half=half, taken=taken, others=others)))
+        if arrow.text:
+            taken.append((found[-1], half))
+    return found
+
+
+def _crowd(
+    at: _Place, half: float, taken: Sequence[tuple[_Place, float]], others: Sequence[tuple[_Place, _Place]]
+) -> tuple[int, int]:
+    """How many texts and arrows are in the way of a text, which is twice `half` wide."""
+    texts = sum(abs(at[0] - x) < half + wide and abs(at[1] - y) < LABEL for (x, y), wide in taken)
+    return texts, sum(_is_near(at, way, half) for way in others)
+
+
+def _is_near(at: _Place, way: tuple[_Place, _Place], half: float) -> bool:
+    """Whether an arrow goes through a text."""
+    (x, y), (to_x, to_y) = way
+    for step in range(STEPS + 1):
+        share = step / STEPS
+        if abs(x + share * (to_x - x) - at[0]) < half + 4 and abs(y + share * (to_y - y) - at[1]) < 0.7 * LABEL:
+            return True
+    return False
 
 
 def _network(network: NodeNetwork) -> Drawn:
@@ -200,6 +248,7 @@ def _network(network: NodeNetwork) -> Drawn:
 
 def _chart(chart: Chart) -> MatplotlibFigure:
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=PICTURE_IN, layout="constrained")
     axes = figure.add_subplot()
@@ -211,6 +260,8 @@ def _chart(chart: Chart) -> MatplotlibFigure:
         axes.set_yscale("log")
     axes.set_xlabel(literal(chart.x), fontsize=9)
     axes.set_ylabel(literal(chart.y), fontsize=9)
+    if all(x.is_integer() for line in chart.lines for x, _ in line.points):  # such as ranks: half a rank is none
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     plain(axes)
     axes.legend(fontsize=8, frameon=False)
     return figure

@@ -151,14 +151,15 @@ def _lanes(lanes: RankLanes) -> Iterator[Text]:
     """A row of characters for each lane: bars as letters, or as their texts where these fit."""
     label = max(len(name) for name in lanes.lanes) + 1
     columns = WIDTH - label
+    whole = lanes.end
     for number, name in enumerate(lanes.lanes):
         line = Text(visible(name).ljust(label))
         at = 0
         bars = sorted((bar for bar in lanes.bars if bar.lane == number), key=lambda bar: bar.start)
-        begins = [*(round(bar.start / lanes.end * columns) for bar in bars[1:]), columns]
+        begins = [*(round(bar.start / whole * columns) for bar in bars[1:]), *([columns] if bars else [])]
         for bar, next_begin in zip(bars, begins, strict=True):
-            begin = max(at, round(bar.start / lanes.end * columns))
-            end = max(begin, round(bar.end / lanes.end * columns))
+            begin = max(at, round(bar.start / whole * columns))
+            end = max(begin, round(bar.end / whole * columns))
             text = visible(bar.text)
             if text and end - begin < len(text) <= next_begin - begin:  # a moment that has a name, such as a version
                 end = begin + len(text)
@@ -167,7 +168,7 @@ def _lanes(lanes: RankLanes) -> Iterator[Text]:
             line.append((text if fits else "").ljust(end - begin, LETTERS[bar.tone]), style=STYLES[bar.tone])
             at = end
         yield line
-    shown = of_number(lanes.end)
+    shown = of_number(whole)
     yield Text(" " * label + "0" + f"{shown} {lanes.unit}".rjust(columns - 1))
     yield from _legend(lanes.legend, letters=True)
     for arrow in sorted(lanes.arrows, key=lambda arrow: (arrow.sent, arrow.received))[:MOST_ARROWS]:

@@ -139,7 +139,7 @@ def fitted(law: Law, workers: Sequence[int], speeds: Sequence[Sequence[float]], 
     drawn = np.union1d(between, p)
     curve = law.throughput(drawn, law.terms(drawn) @ coefficients[0]) / per
     points = {int(number): float(speed_up) for number, speed_up in zip(drawn, curve, strict=True)}
-    return Fit(law.name, found, f"{law.said(found)}; within {of_share(worst)} of the points", points)
+    return Fit(law.name, found, f"{law.said(found)}; within {of_share(worst)} of the points", points, worst)
 
 
 def _resampled(speeds: Sequence[Sequence[float]]) -> Values:

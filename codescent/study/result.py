@@ -142,12 +142,14 @@ class Fit:
         parameters: each with its interval: "serial share"; for the last law "contention" and "coherency".
         said: the fit in a sentence; or why there is none, such as "too few points".
         curve: speed-up that the law gives for each number of workers; empty without a fit.
+        worst: by which share the curve differs from the farthest point that it was fitted to; None without a fit.
     """
 
     law: str
     parameters: Mapping[str, Interval]
     said: str
     curve: Mapping[int, float] = field(default_factory=dict)
+    worst: float | None = None
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ Does not simulate (at_work.py asks the walk of the ranks)."""
 from __future__ import annotations
 
 from codescent.base.amounts import of_bytes, of_share
-from codescent.explain.at_work import AtWork, at_work
+from codescent.explain.at_work import MOST_RANKS, AtWork, at_work, why_not_at_work
 from codescent.explain.content import Lesson, LessonFrame, TextTable
 from codescent.explain.language import Language
-from codescent.explain.topic import LessonInput, Topic, example
+from codescent.explain.topic import TWO_REPLICAS, LessonInput, Topic, replicas
 from codescent.explain.topics import server
 from codescent.plan import Plan
 
@@ -45,7 +45,7 @@ def _frame(period: int, work: AtWork, say: Language) -> LessonFrame:
     else:
         title = say("Weights are averaged each {number} steps", number=period)
         says = (say("Between two averages the replicas' weights drift apart. The losses depend on the period."),)
-    return LessonFrame(title, says, (work.lanes,))
+    return LessonFrame(title, says, (work.lanes,), work.more)
 
 
 def _table(shown: list[tuple[int, Plan, AtWork]], say: Language) -> LessonFrame:
@@ -58,18 +58,23 @@ def _table(shown: list[tuple[int, Plan, AtWork]], say: Language) -> LessonFrame:
     return LessonFrame(say("Side by side"), (), (TextTable(heads, rows, numbers=(0, 1, 2)),))
 
 
+def lacks(plan: Plan) -> str:
+    """There have to be replicas."""
+    return "it needs replicas that average, and this config has one" if plan.mesh.dp_replicate < 2 else ""
+
+
 def refuses(plan: Plan) -> str:
-    """There have to be replicas that exchange gradients or weights in rounds."""
-    if plan.mesh.dp_replicate < 2:
-        return "it needs replicas that average, and this config has one; give parallel.dp_replicate=2 and --ranks 2"
+    """They exchange gradients or weights in rounds, and are not too many to be drawn."""
     if plan.layout.gossip != "none":
         return "replicas of this config gossip; leave out parallel.gossip"
-    return server.why_not_without(plan)
+    return server.why_not_without(plan) or why_not_at_work(plan)
 
 
 TOPIC = Topic(
     about="replicas that average each some steps, beside sums in each step",
-    words=example("parallel.ranks=4", "parallel.dp_replicate=4"),
+    example=replicas(most=MOST_RANKS),
     lesson=lesson,
+    lacks=lacks,
+    gives=TWO_REPLICAS,
     refuses=refuses,
 )

@@ -18,7 +18,7 @@ from codescent.explain.content import (
     Tone,
 )
 from codescent.explain.language import Language
-from codescent.explain.topic import LessonInput, Topic, example
+from codescent.explain.topic import Example, LessonInput, Topic, example, multiple
 from codescent.plan import Plan
 from codescent.plan.state import state_of_rank
 from codescent.planner.checkpoints import best_interval
@@ -50,11 +50,11 @@ def lesson(asked: LessonInput) -> Lesson:
 def _parts(plan: Plan, say: Language) -> LessonFrame:
     """A tensor that several ranks hold is written by one of them: the first."""
     mesh = plan.mesh
-    kinds = (Tone.WEIGHTS, Tone.OPTIMIZER)
-    sums: dict[Tone, list[int]] = {kind: [0] * mesh.world_size for kind in kinds}
+    kinds, ranks = (Tone.WEIGHTS, Tone.OPTIMIZER), range(min(mesh.world_size, MOST_RANKS))
+    sums: dict[Tone, list[int]] = {kind: [0] * len(ranks) for kind in kinds}
     for tensor in plan.tensors:
         seen: set[object] = set()
-        for rank in range(mesh.world_size):
+        for rank in ranks:
             if mesh.coordinates(rank)["pp"] not in plan.stages_of(tensor):
                 continue
             box = tensor.optimizer.box(tensor.parameter.shape, mesh, rank)
@@ -64,7 +64,6 @@ def _parts(plan: Plan, say: Language) -> LessonFrame:
             share = tensor.optimizer.numel(tensor.parameter.shape, mesh, rank) / max(1, tensor.parameter.numel)
             sums[Tone.WEIGHTS][rank] += round(share * tensor.parameter.numel * 4)
             sums[Tone.OPTIMIZER][rank] += tensor.optimizer_bytes(mesh, rank)
-    ranks = range(min(mesh.world_size, MOST_RANKS))
     names = {Tone.WEIGHTS: say("weights"), Tone.OPTIMIZER: say("optimizer state")}
     rows = [
         (
@@ -148,8 +147,15 @@ def _curve(say: Language) -> LessonFrame:
     return LessonFrame(say("What is left of the time"), (), (chart,))
 
 
+def _words(ranks: int) -> tuple[str, ...]:
+    """Two replicas of several parts; of an odd number of ranks one."""
+    copies = 1 if ranks % 2 else 2
+    layout = f"parallel.ranks={ranks}", f"parallel.dp_replicate={copies}", f"parallel.dp_shard={ranks // copies}"
+    return example(*layout, batch=multiple(8, ranks))
+
+
 TOPIC = Topic(
     about="who writes which part of a checkpoint, saves beside training, how often to save",
-    words=example("parallel.ranks=4", "parallel.dp_replicate=2", "parallel.dp_shard=2"),
+    example=Example(_words),
     lesson=lesson,
 )

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from codescent.base.amounts import of_bytes, of_share
 from codescent.base.errors import UserError
-from codescent.explain.at_work import AtWork, at_work
+from codescent.explain.at_work import MOST_RANKS, AtWork, at_work, why_not_at_work
 from codescent.explain.content import Grid, GridCell, Lesson, LessonFrame, TextTable, Tone
 from codescent.explain.language import Language
-from codescent.explain.topic import LessonInput, Topic, example
+from codescent.explain.topic import TWO_REPLICAS, LessonInput, Topic, replicas
 from codescent.plan import Plan
 
 FORMS = ("none", "bf16", "int8", "int4", "sign", "topk:0.01", "powersgd:4")
@@ -112,19 +112,19 @@ def _cells(values: Sequence[float], tone: Tone) -> list[GridCell]:
 
 def _timelines(shown: Sequence[tuple[str, Plan, AtWork]], say: Language) -> list[LessonFrame]:
     picked = [one for one in shown if one[0] in ("none", "int8", "topk:0.01")]
-    return [LessonFrame(say("A step with {form}", form=form), (), (work.lanes,)) for form, _, work in picked]
+    return [LessonFrame(say("A step with {form}", form=form), (), (work.lanes,), work.more) for form, _, work in picked]
 
 
-def refuses(plan: Plan) -> str:
+def lacks(plan: Plan) -> str:
     """There have to be ranks that sum gradients."""
-    if plan.mesh.dp_replicate < 2:
-        return "it compresses what replicas send, and this config has one; give parallel.dp_replicate=2 and --ranks 2"
-    return ""
+    return "it compresses what replicas send, and this config has one" if plan.mesh.dp_replicate < 2 else ""
 
 
 TOPIC = Topic(
     about="what each form of parallel.wire sends and loses, and error feedback",
-    words=example("parallel.ranks=4", "parallel.dp_replicate=4"),
+    example=replicas(most=MOST_RANKS),
     lesson=lesson,
-    refuses=refuses,
+    lacks=lacks,
+    gives=TWO_REPLICAS,
+    refuses=why_not_at_work,
 )

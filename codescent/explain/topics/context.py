@@ -10,7 +10,7 @@ from codescent.base.amounts import of_bytes
 from codescent.explain.content import Grid, GridCell, Lesson, LessonFrame, TextTable, Tone
 from codescent.explain.language import Language
 from codescent.explain.purposes import joined, purpose
-from codescent.explain.topic import LessonInput, Topic, example
+from codescent.explain.topic import Example, LessonInput, Topic, example
 from codescent.plan import Plan
 
 MOST_RANKS = 8
@@ -120,18 +120,27 @@ def _bytes(plan: Plan, say: Language) -> LessonFrame:
     return LessonFrame(say("What the ranks send in a step"), (), (TextTable(heads, rows, numbers=(3, 4)),))
 
 
-def refuses(plan: Plan) -> str:
+def lacks(plan: Plan) -> str:
     """There have to be ranks that share a sequence."""
-    if plan.mesh.cp < 2:
-        return "this config divides no sequence; give parallel.cp=2 and --ranks 2"
+    return "this config divides no sequence" if plan.mesh.cp < 2 else ""
+
+
+def refuses(plan: Plan) -> str:
+    """They are not too many to be drawn."""
     if plan.mesh.cp > MOST_RANKS:
         return f"cp={plan.mesh.cp} cannot be drawn; give at most parallel.cp={MOST_RANKS}"
     return ""
 
 
+def _words(ranks: int) -> tuple[str, ...]:
+    return example(f"parallel.ranks={ranks}", f"parallel.cp={ranks}", layers=2, length=64 * ranks, batch=4)
+
+
 TOPIC = Topic(
     about="which positions a rank has, and whose keys and values it sees at each hop",
-    words=example("parallel.ranks=4", "parallel.cp=4", layers=2, length=256, batch=4),
+    example=Example(_words, least=2, most=MOST_RANKS),
     lesson=lesson,
+    lacks=lacks,
+    gives=({"parallel.ranks": 2, "parallel.cp": 2},),
     refuses=refuses,
 )

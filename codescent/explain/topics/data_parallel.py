@@ -7,11 +7,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from codescent.base.amounts import of_bytes, of_share
-from codescent.explain.at_work import at_work
+from codescent.explain.at_work import MOST_RANKS as MOST_AT_WORK
+from codescent.explain.at_work import at_work, why_not_at_work
 from codescent.explain.content import Grid, GridCell, Lesson, LessonFrame, TextTable, Tone
 from codescent.explain.language import Language
 from codescent.explain.purposes import purpose
-from codescent.explain.topic import LessonInput, Topic, example
+from codescent.explain.topic import TWO_REPLICAS, LessonInput, Topic, replicas
 from codescent.plan import Plan, Verb
 
 MOST_RANKS, MOST_SAMPLES, MOST_BUCKETS = 8, 12, 8
@@ -39,7 +40,7 @@ def _samples(plan: Plan, say: Language) -> LessonFrame:
     batch = plan.work.global_batch_size
     shown = range(min(batch, MOST_SAMPLES))
     for rank in range(min(plan.mesh.world_size, MOST_RANKS)):
-        own = [sample for part in range(plan.work.num_microbatches) for sample in plan.samples(rank, part)]
+        own = {sample for part in range(plan.work.num_microbatches) for sample in plan.samples(rank, part)}
         cells = [GridCell(str(sample) if sample in own else "", Tone.ACTIVATIONS if sample in own else Tone.NOTHING)
                  for sample in shown]  # fmt: skip
         rows.append((say("rank {number}", number=rank), cells))
@@ -64,7 +65,7 @@ def _step(plan: Plan, say: Language) -> LessonFrame:
             say("Here the link needs half of a step's arithmetic to send all gradients once."),
         ),
         (work.lanes,),
-        (say("The ranks compute {share} of the time.", share=of_share(work.walk.computes)),),
+        (*work.more, say("The ranks compute {share} of the time.", share=of_share(work.walk.computes))),
     )
 
 
@@ -101,16 +102,16 @@ def _rates(plan: Plan, say: Language) -> LessonFrame:
     )
 
 
-def refuses(plan: Plan) -> str:
+def lacks(plan: Plan) -> str:
     """There have to be replicas."""
-    if plan.mesh.dp_replicate < 2:
-        return "it needs copies of the model, and this config has one; give parallel.dp_replicate=2 and --ranks 2"
-    return ""
+    return "it needs copies of the model, and this config has one" if plan.mesh.dp_replicate < 2 else ""
 
 
 TOPIC = Topic(
     about="samples of each rank, sums of gradients, buckets, learning rates",
-    words=example("parallel.ranks=4", "parallel.dp_replicate=4", "parallel.bucket_bytes=1048576"),
+    example=replicas("parallel.bucket_bytes=1048576", most=MOST_AT_WORK),
     lesson=lesson,
-    refuses=refuses,
+    lacks=lacks,
+    gives=TWO_REPLICAS,
+    refuses=why_not_at_work,
 )

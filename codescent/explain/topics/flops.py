@@ -7,7 +7,7 @@ from codescent.base.amounts import of_share, three_digits
 from codescent.cost.flop_formulas import FormulaSizes, executed_flops, formulas, sizes_of
 from codescent.explain.content import Lesson, LessonFrame, TextTable
 from codescent.explain.language import Language
-from codescent.explain.topic import LessonInput, Topic
+from codescent.explain.topic import Example, LessonInput, Topic, gpt2, multiple
 from codescent.plan import Plan
 
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
@@ -101,9 +101,13 @@ def refuses(plan: Plan) -> str:
     return ""
 
 
+def _words(ranks: int) -> tuple[str, ...]:
+    return gpt2(f"parallel.ranks={ranks}", batch=multiple(4, ranks))
+
+
 TOPIC = Topic(
     about="the formulas for the FLOPs of a step, side by side, and what is executed",
-    words=("model.preset=gpt2", "data.tokenizer=gpt2", "data.seq_len=1024", "train.global_batch_size=4"),
+    example=Example(_words, ranks=1),
     lesson=lesson,
     refuses=refuses,
 )

@@ -21,7 +21,7 @@ from codescent.explain.content import (
     Tone,
 )
 from codescent.explain.language import Language
-from codescent.explain.topic import LessonInput, Topic, example
+from codescent.explain.topic import TWO_REPLICAS, LessonInput, Topic, replicas
 from codescent.plan import Plan
 from codescent.strategies.gossip_graphs import Graph
 
@@ -124,10 +124,13 @@ def _distances(replicas: int, seed: int, say: Language) -> LessonFrame:
     )
 
 
+def lacks(plan: Plan) -> str:
+    """There have to be replicas."""
+    return "it needs replicas that average, and this config has one" if plan.mesh.dp_replicate < 2 else ""
+
+
 def refuses(plan: Plan) -> str:
-    """There have to be replicas, not too many to be drawn."""
-    if plan.mesh.dp_replicate < 2:
-        return "it needs replicas that average, and this config has one; give parallel.dp_replicate=4 and --ranks 4"
+    """They are not too many to be drawn."""
     if plan.mesh.dp_replicate > MOST:
         return f"{plan.mesh.dp_replicate} replicas cannot be drawn; give at most parallel.dp_replicate={MOST}"
     return ""
@@ -135,7 +138,9 @@ def refuses(plan: Plan) -> str:
 
 TOPIC = Topic(
     about="who exchanges with whom, the mixing matrix, and how fast replicas agree",
-    words=example("parallel.ranks=8", "parallel.dp_replicate=8", "parallel.gossip=ring", layers=2, heads=2, width=64),
+    example=replicas("parallel.gossip=ring", ranks=8, most=MOST, layers=2, heads=2, width=64),
     lesson=lesson,
+    lacks=lacks,
+    gives=({"parallel.ranks": 4, "parallel.dp_replicate": 4}, *TWO_REPLICAS),
     refuses=refuses,
 )

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from codescent.base.amounts import of_bytes
 from codescent.explain.content import Grid, GridCell, Lesson, LessonFrame, Node, NodeLink, NodeNetwork, TextTable, Tone
 from codescent.explain.language import Language
-from codescent.explain.topic import LessonInput, Topic, example
+from codescent.explain.topic import Example, LessonInput, Topic, example, multiple
 from codescent.explain.two_devices import two_devices
 from codescent.plan import AXES, Mesh, Plan
 
@@ -114,18 +114,32 @@ def _bytes(plan: Plan, axes: list[str], say: Language) -> LessonFrame:
     )
 
 
+def lacks(plan: Plan) -> str:
+    """There have to be several ranks."""
+    return "this config has one rank" if plan.mesh.world_size < 2 else ""
+
+
 def refuses(plan: Plan) -> str:
-    """There have to be several ranks, not too many to be drawn."""
-    if plan.mesh.world_size < 2:
-        return "this config has one rank; give --ranks 8 and parallel.pp=2, parallel.tp=2"
+    """They are not too many to be drawn."""
     if plan.mesh.world_size > MOST_RANKS:
         return f"{plan.mesh.world_size:,} ranks cannot be drawn; give at most {MOST_RANKS}"
     return ""
 
 
+def _words(ranks: int) -> tuple[str, ...]:
+    """Two parts of matrices, two stages, and replicas; an odd number of ranks are replicas alone."""
+    tp = 1 if ranks % 2 else 2
+    pp = 1 if ranks % 4 else 2
+    copies = ranks // (tp * pp)
+    layout = f"parallel.ranks={ranks}", f"parallel.pp={pp}", f"parallel.dp_replicate={copies}", f"parallel.tp={tp}"
+    return example(*layout, batch=multiple(8, pp * copies))
+
+
 TOPIC = Topic(
     about="the mesh: who talks to whom along each axis, and what they send",
-    words=example("parallel.ranks=8", "parallel.pp=2", "parallel.dp_replicate=2", "parallel.tp=2"),
+    example=Example(_words, ranks=8, least=2, most=MOST_RANKS),
     lesson=lesson,
+    lacks=lacks,
+    gives=({"parallel.ranks": 8, "parallel.pp": 2, "parallel.tp": 2}, {"parallel.ranks": 2}),
     refuses=refuses,
 )

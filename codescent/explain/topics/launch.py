@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from codescent.explain.content import Grid, GridCell, Lesson, LessonFrame, TextTable, Tone
 from codescent.explain.language import Language
-from codescent.explain.topic import LessonInput, Topic, example
+from codescent.explain.topic import LessonInput, Topic, replicas
 from codescent.launch.launchers import OTHERS, TORCHRUN
 
 MOST_RANKS = 16
@@ -99,6 +99,6 @@ def _variables(say: Language) -> LessonFrame:
 
 TOPIC = Topic(
     about="the same run by python, mp.spawn, torchrun, torchx, srun, mpirun and PALS",
-    words=example("parallel.ranks=4", "parallel.dp_replicate=4", layers=2, heads=2, width=64),
+    example=replicas(least=1, layers=2, heads=2, width=64),
     lesson=lesson,
 )

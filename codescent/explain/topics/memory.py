@@ -10,7 +10,7 @@ from codescent.clusters.by_links import of_device
 from codescent.cost.stage_memory import memory
 from codescent.explain.content import Lesson, LessonFrame, TextTable
 from codescent.explain.language import Language
-from codescent.explain.topic import LessonInput, Topic
+from codescent.explain.topic import Example, LessonInput, Topic, gpt2, multiple
 from codescent.plan import AXES, Plan
 from codescent.plan.activations import CPU
 
@@ -117,9 +117,12 @@ def _example(say: Language) -> LessonFrame:
     )
 
 
+def _words(ranks: int) -> tuple[str, ...]:
+    return gpt2("train.microbatch_size=1", f"parallel.ranks={ranks}", batch=multiple(4, ranks))
+
+
 TOPIC = Topic(
     about="bytes of a rank by part, the rule of 20 bytes a parameter, and 10^12 parameters",
-    words=("model.preset=gpt2", "data.tokenizer=gpt2", "data.seq_len=1024", "train.global_batch_size=4",
-           "train.microbatch_size=1"),
+    example=Example(_words, ranks=1),
     lesson=lesson,
-)  # fmt: skip
+)

@@ -11,7 +11,7 @@ from codescent.base.errors import UserError
 from codescent.cost.memory import inside_bytes
 from codescent.explain.content import Grid, GridCell, Lesson, LessonFrame, TextTable, Tone
 from codescent.explain.language import Language
-from codescent.explain.topic import LessonInput, Topic
+from codescent.explain.topic import Example, LessonInput, Topic, gpt2, multiple
 from codescent.explain.topics import server
 from codescent.plan import Plan
 from codescent.plan.state import StateBytes, state_of_rank
@@ -91,12 +91,15 @@ def refuses(plan: Plan) -> str:
     return server.why_not_without(plan)
 
 
+def _words(ranks: int) -> tuple[str, ...]:
+    """ZeRO 3, which "all" needs; one rank divides nothing."""
+    zero = [f"parallel.dp_shard={ranks}", "parallel.zero_stage=3"] if ranks > 1 else []
+    return gpt2("train.device=cuda", f"parallel.ranks={ranks}", *zero, batch=multiple(8, ranks))
+
+
 TOPIC = Topic(
     about="what is on the device and on the host, with each value of parallel.offload",
-    words=(
-        "model.preset=gpt2", "data.tokenizer=gpt2", "data.seq_len=1024", "train.global_batch_size=8",
-        "train.device=cuda", "parallel.ranks=2", "parallel.dp_shard=2", "parallel.zero_stage=3",
-    ),
+    example=Example(_words, ranks=2),
     lesson=lesson,
     refuses=refuses,
-)  # fmt: skip
+)

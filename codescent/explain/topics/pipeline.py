@@ -11,10 +11,10 @@ from codescent.cost.lengths import lengths
 from codescent.cost.simulate import Simulation, Span, simulate
 from codescent.explain.content import Bar, Lesson, LessonFrame, RankLanes, TextTable, Tone
 from codescent.explain.language import Language
-from codescent.explain.topic import LessonInput, Topic, example
+from codescent.explain.topic import Example, LessonInput, Topic, example, multiple
 from codescent.plan import Plan, Scalar, Verb
 
-MOST_MICROBATCHES = 16
+MOST_MICROBATCHES, MOST_STAGES = 16, 64
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zero-bubble")
 TONES = {
     Verb.FORWARD: Tone.FORWARD,
@@ -150,14 +150,28 @@ def _table(
     )
 
 
-def refuses(plan: Plan) -> str:
+def lacks(plan: Plan) -> str:
     """There have to be stages."""
-    return "" if plan.mesh.pp > 1 else "this config has one stage; give parallel.pp=2 and --ranks 2"
+    return "" if plan.mesh.pp > 1 else "this config has one stage"
+
+
+def refuses(plan: Plan) -> str:
+    """They are not too many to be drawn."""
+    pp = plan.mesh.pp
+    return f"{pp:,} stages cannot be drawn; give at most parallel.pp={MOST_STAGES}" if pp > MOST_STAGES else ""
+
+
+def _words(ranks: int) -> tuple[str, ...]:
+    """Two layers of a stage at least, which the interleaved schedule needs."""
+    layout = "train.microbatch_size=1", f"parallel.ranks={ranks}", f"parallel.pp={ranks}"
+    return example(*layout, layers=multiple(8, 2 * ranks), length=128, batch=multiple(8, ranks))
 
 
 TOPIC = Topic(
     about="one step of each schedule of a pipeline, with its bubble",
-    words=example("train.microbatch_size=1", "parallel.ranks=4", "parallel.pp=4", layers=8, length=128),
+    example=Example(_words, least=2, most=MOST_MICROBATCHES),
     lesson=lesson,
+    lacks=lacks,
+    gives=({"parallel.ranks": 2, "parallel.pp": 2},),
     refuses=refuses,
 )

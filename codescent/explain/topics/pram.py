@@ -11,7 +11,7 @@ from codescent.cost.letters import size_of
 from codescent.cost.operators import ATTENTION, PRODUCT, Computed, operators_of_depth
 from codescent.explain.content import Lesson, LessonFrame, TextTable
 from codescent.explain.language import Language
-from codescent.explain.topic import LessonInput, Topic
+from codescent.explain.topic import Example, LessonInput, Topic, gpt2, multiple
 from codescent.plan import Mesh, Plan, Verb
 from codescent.plan.activations import CPU
 from codescent.plan.traffic import Collective
@@ -170,9 +170,12 @@ def _update(plan: Plan, say: Language) -> LessonFrame:
     return LessonFrame(say("Gradients and update"), (), (TextTable(heads, rows),))
 
 
+def _words(ranks: int) -> tuple[str, ...]:
+    return gpt2(f"parallel.ranks={ranks}", f"parallel.dp_replicate={ranks}", batch=multiple(8, ranks))
+
+
 TOPIC = Topic(
     about="each operator with its cost, its sums, its PRAM class, and what resolves its conflicts",
-    words=("model.preset=gpt2", "data.tokenizer=gpt2", "data.seq_len=1024", "train.global_batch_size=8",
-           "parallel.ranks=2", "parallel.dp_replicate=2"),
+    example=Example(_words, ranks=2),
     lesson=lesson,
-)  # fmt: skip
+)

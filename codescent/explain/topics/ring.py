@@ -9,9 +9,10 @@ from typing import Any
 
 from codescent.base.amounts import of_bytes
 from codescent.base.errors import RunFailed
+from codescent.base.output import note
 from codescent.explain.content import Grid, GridCell, Lesson, LessonFrame, TextTable, Tone
 from codescent.explain.language import Language
-from codescent.explain.topic import LessonInput, Topic, example
+from codescent.explain.topic import LessonInput, Topic, replicas
 from codescent.plan import Plan
 
 MOST = 8
@@ -40,6 +41,7 @@ def _moments(ranks: int) -> list[dict[str, Any]]:
     from codescent.collectives import survey
     from codescent.collectives.holdings import moments
 
+    note(f"{ranks} ranks start here: each loads torch, which takes some seconds")
     try:
         return moments(survey.Survey(ranks, TIMEOUT_S).explain())
     except survey.RanksEnded as ended:
@@ -90,10 +92,13 @@ def _cost(plan: Plan, ranks: int, say: Language) -> LessonFrame:
     )
 
 
+def lacks(plan: Plan) -> str:
+    """A ring has two ranks or more."""
+    return "it needs ranks that sum gradients, and this config has one" if plan.mesh.dp < 2 else ""
+
+
 def refuses(plan: Plan) -> str:
-    """A ring has two ranks or more; more than eight do not fit in 80 columns."""
-    if plan.mesh.dp < 2:
-        return "it needs ranks that sum gradients, and this config has one; give --ranks 4"
+    """More than eight do not fit in 80 columns."""
     if plan.mesh.dp > MOST:
         return f"{plan.mesh.dp} ranks do not fit beside each other; give --ranks {MOST}, or less"
     return ""
@@ -101,7 +106,9 @@ def refuses(plan: Plan) -> str:
 
 TOPIC = Topic(
     about="a ring all-reduce on real ranks, message by message",
-    words=example("parallel.ranks=4"),
+    example=replicas(most=MOST),
     lesson=lesson,
+    lacks=lacks,
+    gives=({"parallel.ranks": 4}, {"parallel.ranks": 2}),
     refuses=refuses,
 )

@@ -4,16 +4,17 @@ Does not fit (study/laws.py does) and does not measure: a study does."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from codescent.base.amounts import of_share
 from codescent.base.errors import UserError
-from codescent.explain.at_work import at_work
+from codescent.explain.at_work import at_work, why_not_so_many
 from codescent.explain.content import Chart, ChartLine, Lesson, LessonFrame, TextTable
 from codescent.explain.language import Language
 from codescent.explain.laws import law_meanings, law_name, law_says
 from codescent.explain.of_study import lesson_of_study
-from codescent.explain.topic import LessonInput, Topic, example
+from codescent.explain.topic import Example, LessonInput, Topic, example
 from codescent.explain.topics import server
 from codescent.plan import Plan
 from codescent.study.laws import AMDAHL, GUSTAFSON, UNIVERSAL, fitted
@@ -101,7 +102,7 @@ def _laws(strong: Sequence[tuple[int, float]], weak: Sequence[tuple[int, float]]
     rows = []
     for law, points in ((AMDAHL, strong), (GUSTAFSON, weak), (UNIVERSAL, strong)):
         fit = fitted(law, [ranks for ranks, _ in points], [[speed] for _, speed in points])
-        says = law_says(fit, dict(points), say)
+        says = law_says(fit, say)
         rows.append((law_name(law.name, say), say("same batch") if points is strong else say("batch grows"), says))
     heads = (say("law"), say("fitted to"), say("what it says"))
     return LessonFrame(
@@ -115,12 +116,23 @@ def refuses(plan: Plan) -> str:
     """The study of the lesson varies replicas."""
     if plan.mesh.world_size != plan.mesh.dp_replicate:
         return "it varies the number of replicas alone; leave out pp, tp, cp and dp_shard"
-    return server.why_not_without(plan)
+    return server.why_not_without(plan) or _why_not_so_many(plan)
+
+
+def _why_not_so_many(plan: Plan) -> str:
+    """In weak scaling each rank has the whole batch."""
+    work = plan.work
+    return why_not_so_many(-(-work.global_batch_size // work.microbatch_size), 1, work.microbatch_size)
+
+
+def _words(ranks: int) -> tuple[str, ...]:
+    """A batch that the numbers of the study divide, and the number that is asked for."""
+    return example("train.eval_every=0", f"parallel.ranks={ranks}", batch=math.lcm(max(RANKS), ranks))
 
 
 TOPIC = Topic(
     about="speed-up and efficiency with more ranks, and the laws of Amdahl, Gustafson and Gunther",
-    words=example("train.eval_every=0", batch=32),
+    example=Example(_words, ranks=1),
     lesson=lesson,
     refuses=refuses,
     of_study=lesson_of_study,

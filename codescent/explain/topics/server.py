@@ -4,14 +4,15 @@ Does not simulate (at_work.py asks the walk of the ranks)."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from codescent.base.errors import UserError
-from codescent.explain.at_work import AtWork, at_work
+from codescent.explain.at_work import AtWork, at_work, why_not_at_work
 from codescent.explain.content import Arrow, Bar, Lesson, LessonFrame, RankLanes, TextTable, Tone
 from codescent.explain.language import Language
-from codescent.explain.topic import LessonInput, Topic, example
+from codescent.explain.topic import Example, LessonInput, Topic, example, multiple
 from codescent.plan import Plan, Scalar
 
 SLOW = 2.0
@@ -19,6 +20,8 @@ SLOW = 2.0
 STEPS = 3.0
 APPLY = 0.06
 """Width of the mark of a version, in steps of arithmetic."""
+MOST_RANKS, MOST_SERVERS = 16, 4
+"""More have no room beside each other, and their messages take long to simulate."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ def lesson(asked: LessonInput) -> Lesson:
             plan = asked.other(way.values)
         except UserError:  # this config has other keys that exclude it
             continue
-        shown.append((way, plan, at_work(plan, say, STEPS, slow={1: SLOW}, arrows=True)))
+        shown.append((way, plan, at_work(plan, say, STEPS, slow=_slow(plan), arrows=True)))
     return Lesson(
         topic="server",
         title=say("A parameter server: who waits for whom"),
@@ -51,6 +54,11 @@ def lesson(asked: LessonInput) -> Lesson:
             ("codescent prove CONFIG --replay RUN", say("apply again what an asynchronous run has applied")),
         ),
     )
+
+
+def _slow(plan: Plan) -> dict[int, float]:
+    """Rank 1, if it is a worker."""
+    return {1: SLOW} if 1 in plan.mesh else {}
 
 
 def _ways(say: Language) -> tuple[_Way, ...]:
@@ -81,45 +89,44 @@ def _ways(say: Language) -> tuple[_Way, ...]:
 
 def _frame(way: _Way, plan: Plan, work: AtWork, say: Language) -> LessonFrame:
     lanes = _with_versions(plan, work, say)
-    slow = say("Rank 1 computes {times} times as long as the others.", times=f"{SLOW:g}")
+    slow = [say("Rank 1 computes {times} times as long as the others.", times=f"{SLOW:g}") for _ in _slow(plan)]
     link = say("A link needs half of a step's arithmetic to send all gradients, or all weights, once.")
     marks = say("v1, v2: versions of the weights. On an arrow to the server: the version of the gradient's weights.")
-    return LessonFrame(way.title, (*way.says, slow, link), (lanes,), (marks,))
+    return LessonFrame(way.title, (*way.says, *slow, link), (lanes,), (marks,))
 
 
 def _with_versions(plan: Plan, work: AtWork, say: Language) -> RankLanes:
-    """The lanes, with the versions that a server makes, and the versions on the arrows."""
+    """The lanes, with the versions that each server makes, and the versions on the arrows."""
     lanes = work.lanes
-    workers = [rank for rank in range(plan.world_size) if rank in plan.mesh]
-    pushes = [arrow for arrow in lanes.arrows if arrow.receiver not in workers]
-    pulls = [arrow for arrow in lanes.arrows if arrow.sender not in workers]
-    is_one_by_one = plan.layout.updates == "asynchronous" and plan.layout.staleness is None
-    together = 1 if is_one_by_one else len(workers)
-    made: list[tuple[float, int]] = []  # when a version is made, and its number
-    waiting: dict[int, list[Arrow]] = {}
-    for push in sorted(pushes, key=lambda arrow: arrow.received):
-        of_server = waiting.setdefault(push.receiver, [])
-        of_server.append(push)
-        if len(of_server) == together:
-            made.append((push.received, len(made) + 1))
-            of_server.clear()
+    made = _made(plan, lanes.arrows)
     bars = [
-        Bar(plan.world_size - 1, at, at + APPLY, Tone.SERVER, f"v{number}") for at, number in made if at <= lanes.end
+        Bar(server, at, at + APPLY, Tone.SERVER, f"v{number}")
+        for server, moments in made.items()
+        for number, at in enumerate(moments, 1)
+        if at <= lanes.end
     ]
-
-    def version(moment: float) -> int:
-        return sum(at <= moment + 1e-9 for at, _ in made)
-
-    has: dict[int, int] = dict.fromkeys(workers, 0)
+    has: dict[tuple[int, int], int] = {}
     arrows: list[Arrow] = []
-    for arrow in sorted([*pushes, *pulls], key=lambda one: one.sent):
-        if arrow in pulls:
-            has[arrow.receiver] = version(arrow.sent)
-            arrows.append(replace(arrow, text=f"v{has[arrow.receiver]}"))
+    for arrow in sorted(lanes.arrows, key=lambda one: (one.sent, one.receiver not in made)):
+        if arrow.receiver in made:
+            number = has.get((arrow.sender, arrow.receiver), 0)
         else:
-            arrows.append(replace(arrow, text=f"v{has[arrow.sender]}"))
+            number = bisect_right(made[arrow.sender], arrow.sent + 1e-9)
+            has[arrow.receiver, arrow.sender] = number
+        arrows.append(replace(arrow, text=f"v{number}"))
     legend = [*lanes.legend, (Tone.SERVER, say("applies a gradient, or the sum of all"))]
     return replace(lanes, bars=[*lanes.bars, *bars], arrows=arrows, legend=legend)
+
+
+def _made(plan: Plan, arrows: Sequence[Arrow]) -> dict[int, list[float]]:
+    """By server: when it makes each version."""
+    is_one_by_one = plan.layout.updates == "asynchronous" and plan.layout.staleness is None
+    together = 1 if is_one_by_one else plan.mesh.world_size
+    pushes: dict[int, list[float]] = {rank: [] for rank in plan.servers}
+    for arrow in sorted(arrows, key=lambda arrow: arrow.received):
+        if arrow.receiver in pushes:
+            pushes[arrow.receiver].append(arrow.received)
+    return {server: moments[together - 1 :: together] for server, moments in pushes.items()}
 
 
 def _table(shown: Sequence[tuple[_Way, Plan, AtWork]], say: Language) -> LessonFrame:
@@ -142,9 +149,19 @@ def _table(shown: Sequence[tuple[_Way, Plan, AtWork]], say: Language) -> LessonF
     )
 
 
-def refuses(plan: Plan) -> str:
+def lacks(plan: Plan) -> str:
     """There has to be a server."""
-    return "" if _has_servers(plan) else "this config has no server; give parallel.servers=1"
+    return "" if _has_servers(plan) else "this config has no server"
+
+
+def refuses(plan: Plan) -> str:
+    """Its ranks are not too many to be drawn."""
+    if plan.world_size > MOST_RANKS or len(plan.servers) > MOST_SERVERS:
+        return (
+            f"{plan.world_size:,} ranks with {len(plan.servers):,} servers cannot be drawn; give at most {MOST_RANKS} "
+            f"ranks, of which at most parallel.servers={MOST_SERVERS} serve"
+        )
+    return why_not_at_work(plan)
 
 
 def why_not_without(plan: Plan) -> str:
@@ -156,9 +173,17 @@ def _has_servers(plan: Plan) -> bool:
     return plan.world_size > plan.mesh.world_size
 
 
+def _words(ranks: int) -> tuple[str, ...]:
+    """One of them serves. There are two workers at least: one of them is slow."""
+    layout = f"parallel.ranks={ranks}", f"parallel.dp_replicate={ranks - 1}", "parallel.servers=1"
+    return example(*layout, batch=multiple(6, ranks - 1))
+
+
 TOPIC = Topic(
     about="synchronous, bounded and asynchronous updates: who waits, what is applied, how old it is",
-    words=example("parallel.ranks=4", "parallel.dp_replicate=3", "parallel.servers=1", batch=6),
+    example=Example(_words, least=3, most=MOST_RANKS),
     lesson=lesson,
+    lacks=lacks,
+    gives=tuple({"parallel.ranks": ranks, "parallel.servers": 1} for ranks in (4, 3, 2)),
     refuses=refuses,
 )

@@ -10,10 +10,11 @@ from codescent.base.amounts import of_bytes
 from codescent.explain.content import Grid, GridCell, Lesson, LessonFrame, TextTable, Tone
 from codescent.explain.language import Language
 from codescent.explain.purposes import joined, purpose
-from codescent.explain.topic import LessonInput, Topic, example
-from codescent.plan import Plan, Role, TensorPlan
+from codescent.explain.topic import Example, LessonInput, Topic, example, multiple
+from codescent.plan import Plan, Role, Scalar, TensorPlan
 
 MOST_RANKS = 8
+TWO_PARTS: dict[str, Scalar] = {"parallel.ranks": 2, "parallel.tp": 2}
 
 
 def lesson(asked: LessonInput) -> Lesson:
@@ -96,14 +97,22 @@ def _collectives(plan: Plan, say: Language) -> LessonFrame:
     )
 
 
-def refuses(plan: Plan) -> str:
+def lacks(plan: Plan) -> str:
     """There have to be ranks that divide matrices."""
-    return "" if plan.mesh.tp > 1 else "this config divides no matrix; give parallel.tp=2 and --ranks 2"
+    return "" if plan.mesh.tp > 1 else "this config divides no matrix"
+
+
+def _words(ranks: int) -> tuple[str, ...]:
+    """Four heads, or as many as there are ranks."""
+    heads = 4 if 4 % ranks == 0 else ranks
+    layout = f"parallel.ranks={ranks}", f"parallel.tp={ranks}"
+    return example(*layout, layers=2, heads=heads, width=32 * heads, length=multiple(64, ranks), batch=4)
 
 
 TOPIC = Topic(
     about="which part of each matrix a rank has, and what the ranks sum in a block",
-    words=example("parallel.ranks=4", "parallel.tp=4", layers=2, batch=4),
+    example=Example(_words, least=2, most=MOST_RANKS),
     lesson=lesson,
-    refuses=refuses,
+    lacks=lacks,
+    gives=(TWO_PARTS, {**TWO_PARTS, "parallel.sequence_parallel": False}),
 )

@@ -4,13 +4,14 @@ Does not decide a placement: the plan of each stage has it."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from codescent.base.amounts import of_bytes
 from codescent.explain.content import Grid, GridCell, Lesson, LessonFrame, TextTable, Tone
 from codescent.explain.language import Language
-from codescent.explain.topic import LessonInput, Topic, example
+from codescent.explain.topic import Example, LessonInput, Topic, example, multiple
 from codescent.plan import Mesh, Plan, TensorPlan
 from codescent.plan.state import state_of_rank
 
@@ -51,11 +52,11 @@ def lesson(asked: LessonInput) -> Lesson:
     )
 
 
-def refuses(plan: Plan) -> str:
+def lacks(plan: Plan) -> str:
     """ZeRO divides among data-parallel ranks."""
     if plan.mesh.dp_replicate * plan.mesh.dp_shard > 1:
         return ""
-    return "it divides what data-parallel ranks hold, and this config has one; give --ranks 2, or parallel.dp_shard=2"
+    return "it divides what data-parallel ranks hold, and this config has one"
 
 
 def _of_stage(asked: LessonInput, stage: int, ranks: int) -> Plan:
@@ -67,9 +68,9 @@ def _of_stage(asked: LessonInput, stage: int, ranks: int) -> Plan:
 def _layers(plan: Plan, say: Language) -> list[_Layer]:
     """The embedding, the blocks, the head. Of more than four blocks the first, then the others as one row."""
     last = plan.model.num_layers + 1
-    at = {
-        depth: [tensor for tensor in plan.tensors if tensor.parameter.depths[0] == depth] for depth in range(last + 1)
-    }
+    at = defaultdict[int, list[TensorPlan]](list)
+    for tensor in plan.tensors:
+        at[tensor.parameter.depths[0]].append(tensor)
     blocks = list(range(1, last))
     found = [_Layer(say("embedding"), at[0])]
     shown = blocks if len(blocks) <= 4 else blocks[:1]
@@ -242,10 +243,16 @@ def _moment(plan: Plan, layer: _Layer, parts: Mapping[Tone, str], changed: Mappi
     return Grid(_heads(ranks, say), rows, say("layer"), _legend(say))
 
 
+def _words(ranks: int) -> tuple[str, ...]:
+    """That of Samyam Rajbhandari's talks: three layers on three devices."""
+    layout = f"parallel.ranks={ranks}", f"parallel.dp_shard={ranks}"
+    return example(*layout, layers=3, heads=2, width=96, batch=multiple(12, ranks))
+
+
 TOPIC = Topic(
     about="who holds weights, gradients and optimizer state, for stages 0 to 3, and what a step sends",
-    words=example("parallel.ranks=3", "parallel.dp_shard=3", layers=3, heads=2, width=96, batch=12),
+    example=Example(_words, ranks=3, least=2),
     lesson=lesson,
-    refuses=refuses,
+    lacks=lacks,
+    gives=({"parallel.ranks": 2}, {"parallel.ranks": 2, "parallel.dp_shard": 2}),
 )
-"""The example is that of Samyam Rajbhandari's talks: three layers on three devices."""
