@@ -124,7 +124,7 @@ def test_what_cannot_be_drawn_is_refused_in_one_sentence_each(tmp_path: Path) ->
         (("run", "--out", "pipe.svg"), ["--out pipe.svg: is a device or a pipe, not a file; give another name"]),
         (
             ("run", "--out", "other.png"),
-            ["--out other.png: is there already, and `codescent plot` has not drawn it; give another name"],
+            ["--out other.png: is there already, and `codescent plot` has not written it; give another name"],
         ),
         (
             ("absent", "run/config.toml", "--out", "a"),

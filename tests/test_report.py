@@ -376,7 +376,10 @@ def test_what_cannot_be_reported_is_refused_in_one_sentence_each(tmp_path: Path)
         ),
         (("run", "--figures", "other.html"), ["--figures other.html: is a file"]),
         (("run", "--figures", "no/x"), ["--figures no/x: there is no folder"]),
-        (("run", "--figures", "figures"), ["figures/loss_time.svg: is there already, and `codescent report` has not"]),
+        (
+            ("run", "--figures", "figures"),
+            ["--figures figures/loss_time.svg: is there already, and `codescent report` has not"],
+        ),
         ((), ["give run folders, the folder of a study, or --profile RUN"]),
         (("run", "--window", "2"), ["--window: has no effect without --profile"]),
         (("run", "--format", "png"), ["--format: has no effect without --figures"]),
