@@ -224,7 +224,7 @@ def test_equal_runs_are_named_and_those_left_out_are_counted(tmp_path: Path) -> 
     said = " ".join(" ".join(text.get_text() for text in draw(runs).texts).split())
     for name in "bcd":
         assert f"{name} has the losses of a (broad line): in 100 rows equal" in said
-    assert said.endswith("2 more runs with the losses of an earlier one")
+    assert said.endswith("not named: 2 runs with the losses of an earlier one")
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])

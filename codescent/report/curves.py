@@ -260,7 +260,7 @@ def _same_losses(runs: Sequence[Curves], pairs: Sequence[tuple[int, int, float, 
     left = len(said) - MOST_SAME
     return [
         *said[:MOST_SAME],
-        *([f"{counted(left, 'more run')} with the losses of an earlier one"] if left > 0 else []),
+        *([f"not named: {counted(left, 'run')} with the losses of an earlier one"] if left > 0 else []),
     ]
 
 
