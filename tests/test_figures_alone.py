@@ -139,6 +139,15 @@ def test_a_long_title_of_a_simulated_step_is_wrapped() -> None:
         assert box.y1 <= figure.bbox.height, what
 
 
+def test_control_characters_are_wrapped_as_they_are_shown() -> None:
+    """Fault: a title is measured before its control characters become four letters each, and is cut at the right."""
+    simulation = simulate(plan_of(2, "parallel.pp=2").schedule, Lengths().costs)
+    figure = sheet(simulation, "a\x1b" * 200 + "b\nc", Lengths(), "said", 9.0)
+    found = boxes(figure)
+    assert all(box.x1 <= figure.bbox.width for box in found.values())
+    assert figure.texts[0].get_text().replace("\n", "") == r"a\x1b" * 200 + r"b\nc"
+
+
 def said(picture: Picture) -> str:
     """What stands in a figure outside of its axes, without line breaks."""
     return " ".join(" ".join(text.get_text() for text in standing(picture).texts).split())
@@ -178,7 +187,7 @@ def test_the_axes_say_how_flops_are_counted(formula: FlopFormula | None) -> None
     words = {
         FlopFormula.DENSE: "(FLOPs: 6NBT)",
         FlopFormula.ATTENTION: "(FLOPs: 6N + attention)",
-        FlopFormula.EXECUTED: "(FLOPs: executed)",
+        FlopFormula.EXECUTED: "(FLOPs: what is executed)",
     }
     for name in ("flops", "flops_compute", "mfu"):
         (axes,) = found[name].draw().axes

@@ -22,6 +22,7 @@ from runs import called
 from codescent.record import RunFolder
 from codescent.report.curves import POINTS, coinciding, draw, smooth
 from codescent.report.metrics import SECONDS, Curves, of_run
+from codescent.report.rate_figure import RateCurve, draw_rates
 from codescent.report.style import PALETTE
 from codescent.results import open_run
 
@@ -124,7 +125,7 @@ def test_what_cannot_be_drawn_is_refused_in_one_sentence_each(tmp_path: Path) ->
         (("run", "--out", "pipe.svg"), ["--out pipe.svg: is a device or a pipe, not a file; give another name"]),
         (
             ("run", "--out", "other.png"),
-            ["--out other.png: is there already, and `codescent plot` has not drawn it; give another name"],
+            ["--out other.png: is there already, and `codescent plot` has not written it; give another name"],
         ),
         (
             ("absent", "run/config.toml", "--out", "a"),
@@ -215,6 +216,36 @@ def test_runs_with_the_same_losses_are_both_seen(tmp_path: Path) -> None:
     assert "b has the losses of a (broad line): in 100 rows at most 1.0e-06 apart" in "\n".join(
         text.get_text() for text in figure.texts
     )
+
+
+def test_equal_runs_are_named_and_those_left_out_are_counted(tmp_path: Path) -> None:
+    """Fault: equal runs are 0.0e+00 apart, and of many the caption names three without a word on the others."""
+    runs = [read(make(tmp_path / name, falling(100)), name) for name in "abcdef"]
+    said = " ".join(" ".join(text.get_text() for text in draw(runs).texts).split())
+    for name in "bcd":
+        assert f"{name} has the losses of a (broad line): in 100 rows equal" in said
+    assert said.endswith("not named: 2 runs with the losses of an earlier one")
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_steps_are_whole_numbers(tmp_path: Path, steps: int) -> None:
+    """Fault: an axis has a step 1.5."""
+    figure = draw([read(make(tmp_path / "run", falling(steps)), "run")], "steps")
+    rates = draw_rates([RateCurve("a", "cosine", steps, [*range(1, steps + 1)], [0.1] * steps)])
+    for axes in (*figure.axes, *rates.axes):
+        assert all(tick == round(tick) for tick in axes.get_xticks())
+        assert len(axes.get_xticks()) > 1
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.svg"])
+def test_letters_that_the_font_lacks_are_said_once(tmp_path: Path, name: str) -> None:
+    """Fault: boxes in place of letters, and a warning of matplotlib for each of them. An SVG has the letters."""
+    made = [make(tmp_path / f"\u8bad\u7ec3{number}", falling(20)).path.name for number in range(2)]
+    done = called(tmp_path, "plot", *made, "--out", name)
+    line = "pictures: the font lacks letters of a name, and shows boxes in their place; an .svg has the letters\n"
+    assert (done.returncode, done.stderr) == (0, line if name == "a.png" else "")
+    if name == "a.svg":
+        assert set(made) <= set(labels(tmp_path / name))
 
 
 def test_losses_that_differ_at_one_step_do_not_coincide(tmp_path: Path) -> None:

@@ -136,6 +136,19 @@ def test_names_and_configs_are_text_whatever_they_contain(tmp_path: Path) -> Non
     assert plain("a|b *c* <d> $e$ [f](g)\n# h") == r"a\|b \*c\* \<d\> \$e\$ \[f\](g) \# h"
 
 
+def test_a_long_name_is_shortened_and_whole_in_its_title(tmp_path: Path) -> None:
+    """Fault: a name of 200 letters fills the heading, and pushes the columns of the tables off the page."""
+    name = "x" * 100 + '"<y>' + "z" * 96
+    make_run(tmp_path / name, 2)
+    text = page(report(open_runs([tmp_path / name])))
+    shown = Page(re.sub("<pre>.*?</pre>", "", text, flags=re.DOTALL))  # a config is shown as it is
+    whole = [attrs for tag, attrs in shown.tags if tag == "span" and attrs.get("title") == name]
+    assert len(whole) > 4
+    words = [word for text in shown.texts for word in text.split() if word.startswith("xxx")]
+    assert len(words) > 4
+    assert max(map(len, words)) < 120, max(words, key=len)
+
+
 @pytest.mark.parametrize("words", [(), ("parallel.dp_shard=4",), ("parallel.tp=4",)])
 def test_a_rank_that_others_wait_for_is_named(tmp_path: Path, words: tuple[str, ...]) -> None:
     make_run(tmp_path / "even", 4, *words, slower={1: 1.02})
@@ -376,7 +389,10 @@ def test_what_cannot_be_reported_is_refused_in_one_sentence_each(tmp_path: Path)
         ),
         (("run", "--figures", "other.html"), ["--figures other.html: is a file"]),
         (("run", "--figures", "no/x"), ["--figures no/x: there is no folder"]),
-        (("run", "--figures", "figures"), ["figures/loss_time.svg: is there already, and `codescent report` has not"]),
+        (
+            ("run", "--figures", "figures"),
+            ["--figures figures/loss_time.svg: is there already, and `codescent report` has not"],
+        ),
         ((), ["give run folders, the folder of a study, or --profile RUN"]),
         (("run", "--window", "2"), ["--window: has no effect without --profile"]),
         (("run", "--format", "png"), ["--format: has no effect without --figures"]),

@@ -3,6 +3,7 @@ Does not judge beauty: people have looked at the pictures."""
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import os
@@ -20,9 +21,9 @@ from codescent.cost.lengths import Lengths, lengths
 from codescent.cost.simulate import Costs, Simulation, simulate
 from codescent.plan import Plan, Verb
 from codescent.plan.pipeline import SCHEDULES, pipeline
-from codescent.report.step_picture import UNIT_IN
+from codescent.report.step_picture import NOT_NUMBERED, NUMBERED, UNIT_IN, sheet
 from codescent.report.style import COLOURS
-from codescent.verbs import timeline
+from codescent.verbs import picture, timeline
 from codescent.verbs.timeline import draw_plan, write_timeline
 
 
@@ -108,21 +109,26 @@ def unread(path: Path) -> list[int]:
 def test_only_a_timeline_is_replaced_by_a_timeline(tmp_path: Path) -> None:
     (make_project(tmp_path)).rename(tmp_path / "run.json")  # a config may have any name
     (tmp_path / "plan.json").write_text('{"format": 2}')
+    (tmp_path / "trace.json").write_text('{"traceEvents": []}')  # of another program
+    (tmp_path / "drawing.svg").write_text("<svg/>")
+    (tmp_path / "photo.png").write_bytes(b"\x89PNG")
     (tmp_path / "full.svg").symlink_to("/dev/full")
     os.mkfifo(tmp_path / "pipe.svg")
-    (tmp_path / "empty.json").touch()
-    before = {path: unread(path) for path in tmp_path.iterdir() if path.name != "empty.json"}
+    drawn = ["empty.json", "empty.svg", "empty.png"]
+    for name in drawn:
+        (tmp_path / name).touch()
+    before = {path: unread(path) for path in tmp_path.iterdir() if path.name not in drawn}
+    foreign = "is there already, and `codescent plan --timeline` has not written it; give another name"
     for name, said in (
-        ("run.json", "this file is not a timeline, and would be lost"),
-        ("plan.json", "this file is not a timeline, and would be lost"),
+        *((name, foreign) for name in ("run.json", "plan.json", "trace.json", "drawing.svg", "photo.png")),
         ("full.svg", "is a device or a pipe, not a file"),
         ("pipe.svg", "is a device or a pipe, not a file"),
     ):
         done = called(tmp_path, "plan", "run.json", "--timeline", name)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.startswith(f"error: --timeline {name}: {said}")
-    for _ in range(2):
-        assert called(tmp_path, "plan", "run.json", "--timeline", "empty.json").returncode == 0
+    for name in (*drawn, *drawn):
+        assert called(tmp_path, "plan", "run.json", "--timeline", name).returncode == 0
     assert {path: unread(path) for path in before} == before
 
 
@@ -139,10 +145,54 @@ def test_without_matplotlib_a_picture_is_refused_and_a_trace_is_not(
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 8192) as disk:
         path = disk / "a.json"
-        path.write_text(before := '{"traceEvents": []}')
+        path.write_text(before := '{"otherData": {"written_by": "codescent plan"}}')
         with pytest.raises(UserError, match="cannot be written: No space left on device"):
             write_timeline(pipeline("1f1b", 8, 32), "full", path)
         assert {file.name: file.read_text() for file in disk.iterdir()} == {"a.json": before}
+
+
+FILES = {
+    "plan --timeline": ("default", "--timeline", "a.svg"),
+    "plot": ("--schedule", "default", "--out", "a.svg"),
+    "explain": ("zero", "--out", "a.svg"),
+    "report": ("absent", "--out", "a.html"),
+}
+"""Commands that write a file, with its name at the end."""
+
+
+@pytest.mark.parametrize("command", FILES)
+def test_a_link_is_not_replaced_and_not_followed(command: str, tmp_path: Path) -> None:
+    """Fault: a link becomes a file in silence, also one to a file of the command or to none."""
+    name = FILES[command][-1]
+    (tmp_path / "kept").write_text(f"codescent {command.split()[0]}")
+    for to in ("kept", "absent"):
+        (tmp_path / name).symlink_to(to)
+        done = called(tmp_path, *command.split()[:1], *FILES[command])
+        assert done.returncode == 2
+        option = FILES[command][-2]
+        said = f"error: {option} {name}: is a link, which a file would replace; give another name"
+        assert said in done.stderr.splitlines()
+        assert (tmp_path / name).readlink() == Path(to)
+        (tmp_path / name).unlink()
+
+
+@pytest.mark.parametrize("command", FILES)
+def test_a_file_that_cannot_be_read_is_not_replaced(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: a file of somebody else, whom the folder belongs to as well, is taken for absent."""
+
+    def refused(path: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(picture, "open_regular", refused)  # root may read all
+    name = FILES[command][-1]
+    (tmp_path / name).write_text("mine")
+    done = called(tmp_path, *command.split()[:1], *FILES[command])
+    assert done.returncode == 2
+    said = "is there already, and cannot be read (Permission denied); give another name"
+    assert f"error: {FILES[command][-2]} {name}: {said}" in done.stderr.splitlines()
+    assert (tmp_path / name).read_text() == "mine"
 
 
 def test_plan_draws_its_schedule_beside_what_it_prints(tmp_path: Path) -> None:
@@ -166,6 +216,30 @@ def test_plan_draws_its_schedule_beside_what_it_prints(tmp_path: Path) -> None:
     assert done.returncode == 0, "0 is taken for an option that was not given, or for no number"
     done = called(tmp_path, *words, "--timeline", "a.json", "--flops-per-byte", "0.5")
     assert (done.returncode, "as long as 0.5 FLOPs" in (tmp_path / "a.json").read_text()) == (0, True)
+
+
+def test_links_so_slow_that_no_computing_is_seen_are_refused(tmp_path: Path) -> None:
+    """Fault: a picture of one colour, 1e298 units long; or a largest value that is refused itself."""
+    for words in (("parallel.pp=2",), ("parallel.dp_replicate=2",), ("parallel.dp_shard=2", "parallel.zero_stage=3")):
+        given = plan(2, *words)
+        with pytest.raises(UserError, match=r"^--flops-per-byte 1e\+300: .* give at most \d+$") as refused:
+            draw_plan(given, tmp_path / "a.json", 1e300)
+        most = float(str(refused.value).rpartition(" ")[2])
+        assert most > 1000
+        assert "units" in draw_plan(given, tmp_path / "a.json", most)
+        with pytest.raises(UserError, match="give at most"):
+            draw_plan(given, tmp_path / "a.json", 3 * most)
+    assert "3 units" in draw_plan(plan(1, "train.global_batch_size=1"), tmp_path / "a.json", 1e300), "nothing is sent"
+
+
+def test_a_picture_says_that_numbers_have_no_room() -> None:
+    """Fault: the boxes of many micro-batches have no numbers, and nobody says why."""
+    few, many = (
+        sheet(simulate(pipeline("1f1b", 4, count)), "t", Lengths()).texts[-1].get_text().replace("\n", " ")
+        for count in (8, 400)
+    )
+    assert few.startswith(f"{NUMBERED}; right: ")
+    assert many.startswith(f"{NOT_NUMBERED}; right: ")
 
 
 def plan(ranks: int, *words: str) -> Plan:

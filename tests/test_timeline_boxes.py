@@ -3,6 +3,7 @@ Does not start ranks and does not judge beauty: people have looked at the pictur
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections import Counter
@@ -33,7 +34,7 @@ from codescent.report.step_boxes import (
     verb_look,
     wait_look,
 )
-from codescent.verbs.timeline import MANY, TOY, draw_plan, draw_ranks, of_walk
+from codescent.verbs.timeline import LONG, MANY, NO_ROW, TOY, _first_rows, draw_plan, draw_ranks, of_walk
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -235,12 +236,21 @@ def test_a_request_on_its_way_is_no_wait_for_another_rank() -> None:
     assert {at.doing for at in found.activities if at.stage == 0} == {Doing.SERVER}
 
 
-@pytest.mark.parametrize("name", ["synchronous", "zero"])
-def test_slices_of_a_track_do_not_overlap(name: str, tmp_path: Path) -> None:
-    """Fault: a server receives from three workers at once, and a viewer drops two of the slices."""
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("name", ["synchronous", "zero", "gossip"])
+def test_slices_of_a_track_do_not_overlap(name: str, devices: int, tmp_path: Path) -> None:
+    """Fault: a server receives from three workers at once, and a viewer drops two of the slices.
+
+    Where a host has two devices, a rank has a card inside and one between hosts: both are busy at once.
+    """
     given = plan(*PLANS[name])
-    draw_ranks(given, tmp_path / "t.json", walked(given))
+    found = walk(given, arithmetic(given, COMPUTE_S), of_links(Link(RATE), inside=Link(4 * RATE), devices=devices))
+    draw_ranks(given, tmp_path / "t.json", found)
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    named = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    sending = {track for track, name in named.items() if "collectives" in name or "messages" in name}
+    sent = sum(event["ph"] == "X" and event["tid"] in sending for event in events)
+    assert sent == sum(one.end_s > one.start_s for one in found.flights)
     tracks: dict[int, list[tuple[float, float]]] = {}
     for event in events:
         if event["ph"] == "X":
@@ -250,11 +260,60 @@ def test_slices_of_a_track_do_not_overlap(name: str, tmp_path: Path) -> None:
         assert all(one[1] <= after[0] + 1e-3 for one, after in zip(slices, slices[1:], strict=False))
 
 
-def test_more_ranks_than_anybody_reads_are_not_walked(tmp_path: Path) -> None:
-    """Fault: a picture of ZeRO on hundreds of ranks takes minutes, for sixteen rows."""
-    words = ("parallel.dp_shard=96", "parallel.zero_stage=3", "train.global_batch_size=96", "train.microbatch_size=1")
-    given = build(load("default", words).config, 512, 96)
-    assert draw_plan(given, tmp_path / "many.svg", 50.0).endswith(MANY)
+@pytest.mark.parametrize(
+    ("ranks", "servers", "words", "why"),
+    [
+        (96, 0, ("parallel.dp_shard=96", "parallel.zero_stage=3"), MANY),
+        (62, 4, ("parallel.dp_replicate=62", "parallel.servers=4"), MANY),
+        (96, 0, ("parallel.dp_replicate=96",), ""),
+        (2, 0, ("parallel.dp_replicate=2", "parallel.gossip=ring", "parallel.gossip_every=20"), LONG),
+        (2, 0, ("parallel.dp_replicate=2", "parallel.average_every=20"), ""),
+    ],
+)
+def test_a_picture_says_why_ranks_have_no_rows(
+    ranks: int, servers: int, words: tuple[str, ...], why: str, tmp_path: Path
+) -> None:
+    """Fault: a picture of ZeRO on hundreds of ranks takes minutes; or equal ranks are called too many for rows."""
+    sizes = (f"train.global_batch_size={ranks}", "train.microbatch_size=1", "model.num_layers=1", "train.eval_every=20")
+    said = draw_plan(
+        build(load("default", [*sizes, *words]).config, 512, ranks + servers), tmp_path / "many.json", 50.0
+    )
+    assert re.search("; (the ranks are|a round is) .*$|$", said)[0] == why
+
+
+def test_a_picture_says_which_of_many_rows_it_has(tmp_path: Path) -> None:
+    """Fault: servers are left out in silence, have other numbers than in messages, or messages go to a wrong row."""
+    sizes = ("train.global_batch_size=18", "train.microbatch_size=1", "model.num_layers=2")
+    servers = ("parallel.dp_replicate=18", "parallel.servers=6")
+    given = build(load("default", [*sizes, *servers]).config, 512, 24)
+    found = walked(given, warm_up=0)
+    said = draw_ranks(given, tmp_path / "rows.svg", found)
+    assert said.endswith("; the first 16 of 18 ranks; the first 4 of 6 servers")
+    names = [text.text for text in ElementTree.parse(tmp_path / "rows.svg").iter(f"{SVG}text")]
+    rows = [name for name in names if re.fullmatch(r"(rank|server) \d+", name or "")]
+    assert rows == [*(f"rank {rank}" for rank in range(16)), *(f"server {number}" for number in range(4))]
+    every = of_walk(given, found, 1.0, 1)
+    some = _first_rows(every, given)
+    new = {number: row for row, number in enumerate([*range(16), *range(18, 22)])}
+    assert [every.name(number) for number in new] == list(some.names) == rows
+    assert [(at.stage, at.peer) for at in some.messages] == [
+        (new[at.stage], new.get(at.peer, NO_ROW)) for at in every.messages if at.stage in new
+    ]
+
+
+def test_waits_behind_the_last_instruction_are_in_the_picture(tmp_path: Path) -> None:
+    """Fault: a picture of all steps cuts the waits for the last averages at its edge."""
+    given = plan(*PLANS["pairs"])
+    found = walk(given, arithmetic(given, COMPUTE_S), of_links(Link(RATE / 100)), warm_up=0)
+    last_s = max(wait.end_s for wait in found.activities)
+    assert last_s > max(span.end_s for span in found.timeline)
+    found = dataclasses.replace(found, step_s=max(span.end_s for span in found.timeline))  # the picture has all
+    draw_ranks(given, tmp_path / "all.json", found)
+    events = json.loads((tmp_path / "all.json").read_text())["traceEvents"]
+    assert max(event["ts"] + event["dur"] for event in events if event["ph"] == "X") == pytest.approx(last_s * 1e6)
+    draw_ranks(given, tmp_path / "all.svg", found)
+    boxes, _, (left, right) = drawn(tmp_path / "all.svg")
+    assert all(left - 0.01 <= begin <= end <= right + 0.01 for begin, end, _ in boxes)
 
 
 def test_all_looks_of_a_step_have_colours_of_their_own() -> None:

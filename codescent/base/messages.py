@@ -32,7 +32,7 @@ def _to_standard_error(text: str) -> None:
     sys.stderr.flush()
 
 
-_said: set[str] = set()  # details of this command that are logged once
+_said: set[str] = set()  # what this command logs once
 
 
 def _set_up() -> None:
@@ -62,9 +62,15 @@ def detail(text: str) -> None:
 
 def detail_once(text: str) -> None:
     """Log a text that only --verbose shows, once in a command."""
-    if LOGGER.isEnabledFor(DEBUG) and text not in _said:
-        _said.add(text)
+    if LOGGER.isEnabledFor(DEBUG) and is_new(text):
         detail(text)
+
+
+def is_new(text: str) -> bool:
+    """Whether this is the first call with a text in a command."""
+    is_first = text not in _said
+    _said.add(text)
+    return is_first
 
 
 def shows_progress() -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from codescent.base import writing
-from codescent.base.messages import INFO, WARNING, message
+from codescent.base.messages import INFO, WARNING, is_new, message
 from codescent.base.visible import visible
 
 MOST_EARLY_BYTES = 65_536
@@ -69,6 +69,12 @@ def warn(*lines: str, level: int = WARNING) -> None:
     """
     if lines:
         message("\n".join(map(visible, lines)), level)
+
+
+def warn_once(line: str) -> None:
+    """Log a line as `warn` does, once in a command."""
+    if is_new(line):
+        warn(line)
 
 
 def note(*lines: str) -> None:

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from codescent.base.counted import counted
 from codescent.report.frame import framed, legend_above
 from codescent.report.metrics import X_AXES, Curves
-from codescent.report.style import LOSS_UNIT as LOSS_UNIT
-from codescent.report.style import PALETTE, TEXT_GREY, literal, plain
+from codescent.report.style import LOSS_UNIT, NO_UNIT, PALETTE, TEXT_GREY, literal, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,8 +33,8 @@ COINCIDING = 0.01  # runs whose losses differ by at most this part of their rang
 DASHES = ("solid", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1, 1, 1)))
 """Line styles of the first runs, and of those that get the same colours again."""
 LINE, BROAD, BROADEST = 1.5, 2.8, 5.6  # width of a line; added for each later run that coincides with it; in all
+MOST_SAME = 3  # runs of which the caption names the one with the same losses
 PANELS_IN = 6.2  # height of all panels
-NO_UNIT = "(no unit)"
 UNITS = (("s", 1.0), ("minutes", 60.0), ("hours", 3600.0), ("days", 86400.0))
 
 
@@ -210,9 +209,15 @@ def _axis(axes: Axes, runs: Sequence[Curves], over: str, title: str, vertical: s
         axes.set_xlabel(f"training time ({unit})", fontsize=9)
         return scale
     axes.set_xlabel({"steps": "step", "tokens": "tokens"}[over], fontsize=9)
+    counts_axis(axes, longest)
+    return 1.0
+
+
+def counts_axis(axes: Axes, longest: float) -> None:
+    """Steps or tokens to the right: whole numbers."""
+    axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     if longest >= 10_000:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    return 1.0
 
 
 def limits(axes: Axes, shown: Sequence[Values], *, from_zero: bool = False, may_be_log: bool = True) -> None:
@@ -241,11 +246,22 @@ def _caption(runs: Sequence[Curves], pairs: Sequence[tuple[int, int, float, int]
     parts += ["dots: validation loss"] if any(np.isfinite(_column(run, "val_loss")).any() for run in runs) else []
     parts += ["x: loss not finite, step skipped"] if any(run.skipped for run in runs) else []
     parts += ["triangles: resumed from a checkpoint"] if any(run.resumed for run in runs) else []
-    alike = [
-        f"{runs[j].name} has the losses of {runs[i].name} (broad line): in {steps:,} rows at most {most:.1e} apart"
-        for i, j, most, steps in pairs[:3]
+    return ["; ".join(parts), *_same_losses(runs, pairs)]
+
+
+def _same_losses(runs: Sequence[Curves], pairs: Sequence[tuple[int, int, float, int]]) -> list[str]:
+    """A line for each run whose losses an earlier one has; of many the first."""
+    first = {later: (earlier, most, rows) for earlier, later, most, rows in reversed(pairs)}
+    said = [
+        f"{runs[later].name} has the losses of {runs[earlier].name} (broad line): in {rows:,} rows "
+        f"{f'at most {most:.1e} apart' if most else 'equal'}"
+        for later, (earlier, most, rows) in sorted(first.items())
     ]
-    return ["; ".join(parts), *alike]
+    left = len(said) - MOST_SAME
+    return [
+        *said[:MOST_SAME],
+        *([f"not named: {counted(left, 'run')} with the losses of an earlier one"] if left > 0 else []),
+    ]
 
 
 def x_of(run: Curves, over: str) -> Values:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from codescent.report.style import TEXT_GREY, literal
+from codescent.base.visible import one_line
+from codescent.report.style import TEXT_GREY, literal, quiet
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -92,15 +93,16 @@ def write(figure: Figure, blocks: Sequence[FrameText], left_in: float, top_in: f
 
 
 def wrapped(block: FrameText, width_in: float) -> list[str]:
-    """The lines of a block that is at most so wide. Words that are too long are broken."""
-    longest = max(1, len(block.text))
+    """The lines of a block that is at most so wide. Control characters are escaped; too long words are broken."""
+    text = one_line(block.text)
+    longest = max(1, len(text))
     while longest > 1:
-        lines = wrap(block.text, longest)
+        lines = wrap(text, longest)
         widest_in = max((_width_in(line, block) for line in lines), default=0.0)
         if widest_in <= width_in:
             return lines
         longest = min(longest - 1, max(1, int(longest * width_in / widest_in)))
-    return wrap(block.text, 1)
+    return wrap(text, 1)
 
 
 def legend_above(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:
@@ -120,7 +122,9 @@ def legend_above(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) 
         handles, names, loc="upper left", ncols=columns, fontsize=LEGEND_SIZE, frameon=False, borderaxespad=0.0,
         borderpad=0.2,
     )  # fmt: skip
-    pixels = legend.get_window_extent(FigureCanvasAgg(figure).get_renderer()).height  # type: ignore[no-untyped-call]
+    with quiet():
+        renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
+        pixels = legend.get_window_extent(renderer).height
     height_in = body_in + pixels / figure.dpi
     figure.set_size_inches(width_in, height_in)
     layout.set(rect=(0.0, 0.0, 1.0, body_in / height_in))  # type: ignore[call-arg]
@@ -157,5 +161,6 @@ def _width_in(line: str, block: FrameText) -> float:
     from matplotlib.textpath import TextToPath
 
     font = FontProperties(size=block.size, weight="bold" if block.bold else "normal")
-    width, _, _ = TextToPath().get_text_width_height_descent(line, font, ismath=False)
+    with quiet():
+        width, _, _ = TextToPath().get_text_width_height_descent(line, font, ismath=False)
     return 1.03 * float(width) / POINTS_PER_IN  # hinting makes drawn text a little wider

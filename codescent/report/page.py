@@ -17,9 +17,10 @@ from markupsafe import Markup, escape
 from codescent import __version__
 from codescent.base.amounts import of_seconds
 from codescent.base.visible import visible
+from codescent.report.bars import shortened
 from codescent.report.content import Column, Item, Listing, Picture, Report, ReportSection, Table, Timeline, Words
-from codescent.report.run_figures import IDLE, has_idle, kind_colour, legend
-from codescent.report.style import no_matplotlib, picture_bytes
+from codescent.report.run_figures import has_idle, kind_colour, legend
+from codescent.report.style import IDLE, no_matplotlib, picture_bytes
 from codescent.report.walk import StepTimeline
 
 MARK = "codescent report"
@@ -86,6 +87,7 @@ def page(report: Report) -> str:
         lanes_of=_lanes,
         boxes=_boxes,
         seconds=of_seconds,
+        shortened=shortened,
         most_open=MOST_OPEN,
     )
 
@@ -146,7 +148,7 @@ def _lanes(timeline: Timeline) -> Lanes:
     end = max(walk.step_s for walk in timeline.walks)
     scale, unit = (1e3, "ms") if end < 1 else (1.0, "s")
     ticks = [(25.0 * n, f"{end * scale * n / 4:.3g} {unit}") for n in range(4)]
-    idle = [(IDLE, "waiting")] if has_idle(timeline.walks) else []
+    idle = [(IDLE[0], "waiting")] if has_idle(timeline.walks) else []
     kinds = [*legend(timeline.walks).items(), *idle]
     return Lanes(end, scale, unit, ticks, [(kind, name) for name, kind in kinds])
 

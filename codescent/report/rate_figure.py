@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
 
-from codescent.report.curves import DASHES, LINE, limits
+from codescent.report.curves import DASHES, LINE, counts_axis, limits
 from codescent.report.frame import framed, legend_above
-from codescent.report.style import PALETTE, literal, plain
+from codescent.report.style import NO_UNIT, PALETTE, literal, plain
 
 WIDTH_IN, PANEL_IN = 10.0, 4.6
 MOST_NAMED = 4
@@ -52,10 +51,9 @@ def draw_rates(curves: Sequence[RateCurve], width_in: float = WIDTH_IN) -> Figur
     limits(axes, [np.concatenate([peaks / 3, peaks])], from_zero=True)
     if axes.get_yscale() == "log":
         axes.set_ylim(bottom=peaks.min() / 100)
-    axes.set_ylabel("learning rate (no unit)", fontsize=9)
+    axes.set_ylabel(f"learning rate {NO_UNIT}", fontsize=9)
     axes.set_xlabel("step", fontsize=9)
-    if longest >= 10_000:
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    counts_axis(axes, longest)
     plain(axes)
     legend_above(figure, *axes.get_legend_handles_labels())
     names = " / ".join(dict.fromkeys(curve.name for curve in curves[:MOST_NAMED]))

@@ -13,10 +13,13 @@ from codescent.cost.doing import Doing
 from codescent.report.bars import MOST_BARS, bars_figure, bytes_axis, shortened, stacked
 from codescent.report.content import Picture, Timeline
 from codescent.report.frame import legend_above
+from codescent.report.step_boxes import is_idle
 from codescent.report.style import (
     COLOURS,
     DOING,
+    IDLE,
     LINE_GREY,
+    LOSS_UNIT,
     MEMORY,
     PALETTE,
     PARTS,
@@ -30,7 +33,6 @@ from codescent.report.style import (
 from codescent.report.summary import Summary
 from codescent.report.walk import StepTimeline
 from codescent.results import PARTS as PART_NAMES
-from codescent.trace.intervals import union, without
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,8 +43,6 @@ MOST_CURVES = 8
 """Runs with a colour and a name in a figure of losses. Of more, some have one, and the others are grey."""
 GREY_POINTS = 40
 """Points of a grey curve."""
-IDLE = "idle"
-"""Name of the time of a rank in which a picture of a step has no box."""
 SEEN = 0.001
 """Shares of a time axis that are shorter cannot be seen."""
 MOST_NUMBERED = 400
@@ -114,7 +114,7 @@ def _losses(summaries: Sequence[Summary], over: str, title: str) -> Picture:
             at = drawn.thinned(y, GREY_POINTS)
             axes.plot(x[at] / scale, y[at], color=TEXT_GREY, alpha=0.35, lw=0.7, zorder=1)
         axes.set_title("", loc="left")
-        axes.set_ylabel(f"loss ({drawn.LOSS_UNIT})", fontsize=9)
+        axes.set_ylabel(f"loss ({LOSS_UNIT})", fontsize=9)
         lines = [Line2D([], [], color=look.colour, ls=look.dashes, lw=min(look.width, 4.0)) for look in looks]
         legend_above(figure, lines, [literal(run.name) for run in runs])
         return figure
@@ -213,13 +213,16 @@ def legend(walks: Sequence[StepTimeline]) -> dict[str, str]:
 
 def has_idle(walks: Sequence[StepTimeline]) -> bool:
     """Whether a rank has time without a box that can be seen."""
-
-    def gaps(walk: StepTimeline, rank: int) -> Iterator[float]:
-        boxes = union((box.start_s, box.start_s + box.length_s) for box in walk.boxes if box.rank == rank)
-        return (end - begin for begin, end in without([(0.0, walk.step_s)], boxes))
-
-    longest = max((walk.step_s for walk in walks), default=0.0)
-    return any(gap > SEEN * longest for walk in walks for rank in walk.ranks for gap in gaps(walk, rank))
+    least_s = SEEN * max((walk.step_s for walk in walks), default=0.0)
+    return any(
+        is_idle(
+            ((box.rank, box.start_s, box.start_s + box.length_s) for box in walk.boxes),
+            walk.ranks,
+            walk.step_s,
+            least_s,
+        )
+        for walk in walks
+    )
 
 
 def _draw_walk(axes: Axes, walk: StepTimeline, scale: float) -> None:
@@ -245,5 +248,5 @@ def _walk_legend(walks: Sequence[StepTimeline]) -> list[Patch]:
     from matplotlib.patches import Patch
 
     patches = [Patch(color=kind_colour(kind), label=name) for name, kind in legend(walks).items()]
-    idle = Patch(facecolor=WAITING, edgecolor=LINE_GREY, label=IDLE)
+    idle = Patch(facecolor=WAITING, edgecolor=LINE_GREY, label=IDLE[0])
     return [*patches, *([idle] if has_idle(walks) else [])]

@@ -12,7 +12,7 @@ from codescent.cost.doing import SERVES, Activity, Doing, OrderedSpans, parts_wi
 from codescent.cost.lengths import InstructionCollectives
 from codescent.cost.simulate import SimulatedMessage, Simulation, Span
 from codescent.plan import Collective, Instruction, Traffic, Verb
-from codescent.report.style import COLOURS, DOING, GATHERED, VERB_NAMES, WAITING
+from codescent.report.style import COLOURS, DOING, GATHERED, IDLE, VERB_NAMES
 from codescent.trace.intervals import union, without
 
 
@@ -54,8 +54,7 @@ class PictureBox:
 
 ANOTHER_STAGE = "waits for another stage"
 """Of a pipeline: the bubble."""
-IDLE = PictureLook("idle", WAITING)
-"""The time of a row in which nothing is drawn."""
+IDLE_LOOK = PictureLook(*IDLE)
 GATHER = PictureLook(*GATHERED)
 
 
@@ -99,13 +98,12 @@ def sent(
             yield _flying(at)
 
 
-def is_idle(boxes: Iterable[PictureBox], rows: int, end: float, least: float) -> bool:
-    """Whether a row is empty for at least so long before the end."""
+def is_idle(boxes: Iterable[tuple[int, float, float]], rows: Iterable[int], end: float, least: float) -> bool:
+    """Whether a row is empty for at least so long before the end. `boxes`: row, begin and end of each."""
     covered = defaultdict[int, list[tuple[float, float]]](list)
-    for box in boxes:
-        if box.band is PictureBand.ROW:
-            covered[box.row].append((box.start, box.end))
-    gaps = (gap for row in range(rows) for gap in without([(0.0, end)], union(covered[row])))
+    for row, first, last in boxes:
+        covered[row].append((first, last))
+    gaps = (gap for row in rows for gap in without([(0.0, end)], union(covered[row])))
     return any(last - first >= least for first, last in gaps)
 
 

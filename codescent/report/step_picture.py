@@ -1,4 +1,4 @@
-"""In: a simulated step, the relative length of each instruction. Out: a picture of the step, PNG or SVG, as bytes.
+"""In: a simulated step, the relative length of each instruction. Out: a figure of the step; the tracks of its trace.
 Does not simulate (cost/simulate.py does) and does not write a file (timeline.py does)."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from codescent.report.frame import (
 from codescent.report.step_boxes import (
     ANOTHER_STAGE,
     GATHER,
-    IDLE,
+    IDLE_LOOK,
     PictureBand,
     PictureBox,
     PictureLook,
@@ -34,7 +34,7 @@ from codescent.report.step_boxes import (
     verb_look,
     wait_look,
 )
-from codescent.report.style import COLOURS, DOING, WAITING, picture_bytes
+from codescent.report.style import COLOURS, DOING, WAITING
 from codescent.trace.intervals import union
 
 if TYPE_CHECKING:
@@ -50,10 +50,14 @@ DIGIT_IN = 0.075  # width of a digit; if the boxes are narrower than two thirds 
 SMALL_DIGIT_IN = 0.05  # in a lane
 EDGED_IN = 0.03
 """Narrower boxes have no white edge, which would hide them."""
+NUMBERED = "numbers are micro-batches"
+NOT_NUMBERED = "the boxes are too narrow for the numbers of their micro-batches"
 DPI = 110
 SEEN_IN = 1 / DPI
 LEAST_IN = SEEN_IN / 4
 """A quarter of a pixel. What is narrower is not drawn: nobody could see it, but the legend would name it."""
+ROUNDED = 1e-9
+"""Units by which times may differ that are equal."""
 _DARK = (COLOURS[Verb.FORWARD], COLOURS[Verb.BACKWARD], COLOURS[Verb.STEP], COLOURS[Verb.LOAD])
 
 
@@ -99,29 +103,28 @@ def measured(simulation: Simulation) -> str:
     return f"{simulation.makespan_s:.4g} units{bubble}{waits}"
 
 
-def picture(
+def sheet(
     simulation: Simulation,
     title: str,
     given: Lengths,
-    suffix: str,
     said: str = "",
     widest_in: float = WIDEST_IN,
     config: str = "",
-) -> bytes:
-    """A picture with a row for each stage or rank, and time to the right. The legend has what is drawn, and no more.
+) -> Figure:
+    """A figure with a row for each stage or rank, and time to the right. The legend has what is drawn, and no more.
 
     A row has what is computed and for what it waits; that of a server what it receives, applies and answers. Below a
     row are collectives that overlap with computing, and messages that it sends; of ranks all that their cards send.
-    `suffix` is one of `picture.PICTURES`. `said`: the line below the title, if it is not `measured`. `widest_in`: most
-    inches of the axis. `config`: what is simulated, in a line.
+    What is written above and below the rows is wrapped to their width.
+
+    Args:
+        simulation: one step, or some.
+        title: what is drawn.
+        given: the unit, and the collectives of stages.
+        said: the line below the title, if it is not `measured`.
+        widest_in: most inches of the axis.
+        config: what is simulated, in a line.
     """
-    return picture_bytes(sheet(simulation, title, given, said or measured(simulation), widest_in, config), suffix)
-
-
-def sheet(
-    simulation: Simulation, title: str, given: Lengths, said: str, widest_in: float = WIDEST_IN, config: str = ""
-) -> Figure:
-    """The figure of `picture`. What is written above and below the rows is wrapped to its width."""
     from matplotlib.figure import Figure
 
     end, rows = simulation.makespan_s, len(simulation.stages)
@@ -134,10 +137,15 @@ def sheet(
     wide = max(end * unit_in, NARROWEST_IN)
     width, high = wide + 2 * MARGIN_IN, rows * (ROW_IN + len(lanes) * LANE_IN)
     numbered = _numbered(boxes, unit_in)
-    idle = [IDLE] if is_idle(every, rows, end, SEEN_IN / unit_in) else []
+    drawn_in = ((box.row, box.start, box.end) for box in every if box.band is PictureBand.ROW)
+    idle = [IDLE_LOOK] if is_idle(drawn_in, range(rows), end, SEEN_IN / unit_in) else []
     handles = _legend([*(box.look for box in boxes), *idle], simulation.lane)
     labels, columns = legend_labels([str(patch.get_label()) for patch in handles], wide)
-    above = [title_block(title), *([small_block(config)] if config else []), FrameText(said, 9.0)]
+    above = [
+        title_block(title),
+        *([small_block(config)] if config else []),
+        FrameText(said or measured(simulation), 9.0),
+    ]
     caption = _caption(boxes, simulation, numbered=numbered)
     below = [small_block(f"1 unit: {given.unit}"), small_block(caption)]
     room_in = wide + MARGIN_IN - EDGE_IN
@@ -239,7 +247,7 @@ def _legend(looks: Iterable[PictureLook], lane: str) -> list[Patch]:
     verbs = [verb_look(verb, is_odd=is_odd) for verb in COLOURS for is_odd in (False, True)]
     doing = [wait_look(why, name) for why in DOING for name in ("", lane)]
     drawn = set(looks)
-    ordered = dict.fromkeys([*verbs, *doing, GATHER, IDLE])
+    ordered = dict.fromkeys([*verbs, *doing, GATHER, IDLE_LOOK])
     return [Patch(facecolor=look.colour, label=look.name) for look in ordered if look in drawn]
 
 
@@ -247,7 +255,8 @@ def _caption(boxes: Sequence[PictureBox], simulation: Simulation, *, numbered: b
     """What the numbers mean."""
     chunks = any(span.instruction.chunk for span in simulation.timeline)
     held = f"most micro-batches whose activations a {simulation.lane} holds{', counted by chunk' if chunks else ''}"
-    numbers = ["numbers are micro-batches"] if numbered and any(box.text for box in boxes) else []
+    is_told = any(box.text and box.band is PictureBand.ROW for box in boxes)
+    numbers = [NUMBERED if numbered else NOT_NUMBERED] if is_told else []
     units = ["below a row: blocks whose weights are gathered, or gradients summed"]
     has_units = any(box.text and box.band is PictureBand.COLLECTIVES for box in boxes)
     return "; ".join([*numbers, *(units if has_units else []), f"right: {held}"])
@@ -268,7 +277,25 @@ def tracks(boxes: Iterable[PictureBox]) -> Mapping[str, list[PictureBox]]:
             found["waits"].append(box)
     for name in serving:
         found[name] = _joined(found[name])
-    return {name: group for name, group in found.items() if group}
+    return {
+        name if number == 1 else f"{name} {number}": track
+        for name, group in found.items()
+        for number, track in enumerate(_apart(group), start=1)
+    }
+
+
+def _apart(boxes: Iterable[PictureBox]) -> list[list[PictureBox]]:
+    """The boxes in as many tracks as overlap. In each, slices of a row begin after the end of those before."""
+    found: list[list[PictureBox]] = []
+    ends: list[dict[int, float]] = []
+    for box in sorted(boxes, key=lambda box: box.start):
+        free = (number for number, end in enumerate(ends) if end.get(box.row, box.start) <= box.start + ROUNDED)
+        if (number := next(free, len(ends))) == len(ends):
+            found.append([])
+            ends.append({})
+        found[number].append(box)
+        ends[number][box.row] = box.end
+    return found
 
 
 def _joined(boxes: Sequence[PictureBox]) -> list[PictureBox]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import importlib.util
 import io
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from codescent.base.extra import install
+from codescent.base.output import warn_once
 from codescent.base.visible import visible
 from codescent.cost.doing import Doing
 from codescent.plan import Verb
@@ -30,6 +33,7 @@ PICTURE_IN = (5.2, 3.3)
 """Width and height of a figure of a report: two stand beside each other, one fits a telephone."""
 WAITING, COLLECTIVE = "#EEEEEE", VERMILION
 BUBBLE = "#C8C8C8"
+NO_UNIT = "(no unit)"
 LOSS_UNIT = "nats per token, or the unit of the task"
 YELLOW, BROWN, PURPLE, TEAL, CRIMSON, LIME = "#F0E442", "#8C564B", "#6A4C93", "#A6D5D0", "#C2185B", "#8DB600"
 """Colours of timelines alone, where they have an area."""
@@ -77,6 +81,8 @@ DOING: dict[Doing, tuple[str, str]] = {
 for it."""
 GATHERED = "gathered unit", LIME
 """The name and the colour of weights that ranks gather from each other (ZeRO)."""
+IDLE = "idle", WAITING
+"""The name and the colour of the time in which nothing is drawn."""
 PARTS: dict[str, tuple[str, str]] = {
     "forward_s": ("forward", COLOURS[Verb.FORWARD]),
     "backward_s": ("backward", COLOURS[Verb.BACKWARD]),
@@ -129,9 +135,35 @@ def picture_bytes(
     from matplotlib import rc_context
 
     content = io.BytesIO()
-    with rc_context({**SVG, "svg.hashsalt": salt}):
+    with rc_context({**SVG, "svg.hashsalt": salt}), quiet():
         figure.savefig(content, format=suffix[1:], metadata={**PICTURES[suffix], **(metadata or {})})
+    if suffix == ".png" and lacks_letters(figure):
+        warn_once("pictures: the font lacks letters of a name, and shows boxes in their place; an .svg has the letters")
     return content.getvalue()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """A block in which matplotlib does not warn of each letter that the font lacks."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph \d+|Matplotlib currently does not support")
+        yield
+
+
+def lacks_letters(figure: Figure) -> bool:
+    """Whether a text of the figure has letters that the font lacks. The reader of an SVG has fonts of its own."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+    from matplotlib.text import Text
+
+    font = get_font(findfont(FontProperties()))
+    texts: Any = figure.findobj(Text)
+    letters = set("".join(text.get_text() for text in texts))
+    return any(letter.isprintable() and not font.get_char_index(ord(letter)) for letter in letters)
+
+
+def marked(suffix: str, mark: str) -> dict[str, str]:
+    """Metadata of a picture that name the command that has drawn it."""
+    return {"Software": mark} if suffix == ".png" else {"Title": mark}
 
 
 def plain(axes: Axes) -> None:

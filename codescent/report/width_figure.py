@@ -10,7 +10,7 @@ from matplotlib.ticker import NullLocator
 
 from codescent.report.curves import DASHES
 from codescent.report.frame import framed, legend_above
-from codescent.report.style import PALETTE, plain
+from codescent.report.style import NO_UNIT, PALETTE, plain
 from codescent.study.widths import PlaceSizes
 
 SIZE_IN = (9.0, 4.0)
@@ -39,6 +39,6 @@ def draw_widths(places: Sequence[PlaceSizes], steps: int, config: str = "", widt
         axes.set_xlabel("hidden_dim (channels)", fontsize=9)
         axes.set_title(f"{'with' if mup else 'without'} mu-P", fontsize=10, fontweight="bold", loc="left")
         plain(axes)
-    panels[0].set_ylabel("mean |activation| (no unit)", fontsize=9)
+    panels[0].set_ylabel(f"mean |activation| {NO_UNIT}", fontsize=9)
     legend_above(figure, *panels[0].get_legend_handles_labels())
     return framed(figure, f"Sizes of activations in step {steps}, by width of the model", config)

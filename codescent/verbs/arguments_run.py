@@ -47,9 +47,7 @@ def plan(verb: argparse.ArgumentParser) -> None:
     add(
         "--timeline", type=path, metavar="FILE", help="draw one step, or some: .png, .svg, or .json for ui.perfetto.dev"
     )
-    balance_help = (
-        "FLOPs of a device while it sends a byte, for --timeline (default 1000, of a toy 0: it takes no time)"
-    )
+    balance_help = "FLOPs of a device while it sends a byte, for --timeline (default 1000; 0 if that hides computing)"
     add("--flops-per-byte", type=not_negative, metavar="N", help=balance_help)
     add = verb.add_argument_group("time and memory on a cluster, predicted").add_argument
     cluster_help = "machines: a shipped one (h100-sxm), here (the devices found), or a file (codescent docs clusters)"

@@ -33,7 +33,7 @@ from codescent.study.folder import DEFINITION
 from codescent.study.opened import open_study
 from codescent.verbs.arguments import OVERRIDE
 from codescent.verbs.config import resolved_of
-from codescent.verbs.picture import may_replace, no_file
+from codescent.verbs.picture import no_file, no_replacement
 
 DEFAULT = "default"
 _T = TypeVar("_T")
@@ -208,8 +208,8 @@ def _refusals(out: Path | None) -> Iterator[str]:
         yield f"--out {out}: the name must end in {', '.join([*FORMS][:-1])} or {[*FORMS][-1]}"
     elif problem := no_file("--out", out):
         yield problem
-    elif not may_replace(out, FORMS[out.suffix.lower()]):
-        yield f"--out {out}: is there already, and `codescent explain` has not written it; give another name"
+    elif problem := no_replacement(out, FORMS[out.suffix.lower()], "explain"):
+        yield f"--out {out}: {problem}"
 
 
 def _write(out: Path, lesson: Lesson, words: Language) -> None:

@@ -17,7 +17,7 @@ from codescent.base.published import in_words
 from codescent.base.writing import make_parents
 from codescent.config.sections import Optimizer
 from codescent.report.frame import framed, legend_above
-from codescent.report.style import BLACK, LOSS_UNIT, PALETTE, no_matplotlib, picture_bytes, plain
+from codescent.report.style import BLACK, LOSS_UNIT, NO_UNIT, PALETTE, no_matplotlib, picture_bytes, plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -138,7 +138,7 @@ def draw(test: RangeTest, found: Suggestion | None, optimizer: Optimizer) -> Fig
         axes.axvline(found.tenth, color=PALETTE[2], ls="--", label=f"a tenth of the lowest: {rounded(found.tenth)}")
     axes.axvline(optimizer.learning_rate, color=BLACK, ls=":", label=f"config: {rounded(optimizer.learning_rate)}")
     axes.set_xscale("log")
-    axes.set_xlabel("learning rate (no unit)", fontsize=9)
+    axes.set_xlabel(f"learning rate {NO_UNIT}", fontsize=9)
     axes.set_ylabel(f"loss ({LOSS_UNIT})", fontsize=9)
     low, first = min(means, default=0.0), fmean(test.losses[:FIRST]) if test.losses else 1.0
     axes.set_ylim(low - 0.1 * (first - low or 1.0), first + 0.6 * (first - low or 1.0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from codescent.base.published import in_words
 from codescent.base.reading import open_regular
 
 MAX_NAME_BYTES = 200  # file systems allow 255; a temporary file's name is longer
@@ -21,14 +22,26 @@ def no_file(option: str, path: Path) -> str:
         return f"{option} {path}: there is no folder {path.parent}"
     if path.exists() and not path.is_file():
         return f"{option} {path}: is a device or a pipe, not a file; give another name"
+    if path.is_symlink():
+        return f"{option} {path}: is a link, which a file would replace; give another name"
     return ""
 
 
-def may_replace(path: Path, mark: str) -> bool:
-    """Whether a file is absent, blank, or has the text `mark` near its begin: an earlier file of the same command."""
+def no_replacement(path: Path, mark: str, command: str) -> str:
+    """Why the file at `path` must stay; "" if there is none, it is blank, or the command has written it.
+
+    Args:
+        path: without a link, see `no_file`.
+        mark: stands near the begin of each file of the command.
+        command: its words after `codescent`.
+    """
     try:
         with open_regular(path) as file:
             begin = file.read(4000)
-    except OSError:
-        return True  # absent; if it cannot be written, the writer says why
-    return not begin.strip() or mark.encode() in begin
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return f"is there already, and cannot be read ({in_words(error)}); give another name"
+    if not begin.strip() or mark.encode() in begin:
+        return ""
+    return f"is there already, and `codescent {command}` has not written it; give another name"

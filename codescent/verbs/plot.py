@@ -16,11 +16,11 @@ from codescent.base.output import say, warn
 from codescent.base.published import in_words
 from codescent.report.metrics import Curves, of_run
 from codescent.report.ran import of_runs
-from codescent.report.style import PICTURES, no_matplotlib, picture_bytes
+from codescent.report.style import PICTURES, marked, no_matplotlib, picture_bytes
 from codescent.report.summary import Summary
 from codescent.results import Run, open_runs
 from codescent.verbs.learning_rate import FILES
-from codescent.verbs.picture import may_replace, no_file
+from codescent.verbs.picture import no_file, no_replacement
 from codescent.verbs.plot_schedule import rate_curves
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ def main(arguments: Namespace) -> int:
     figure, what = _draw_runs(arguments) if arguments.schedule is None else _draw_schedules(arguments)
     out: Path = arguments.out
     suffix = out.suffix.lower()
-    marks = {".png": {"Software": MARK}, ".svg": {"Title": MARK}}
-    content = picture_bytes(figure, suffix, marks[suffix])
+    content = picture_bytes(figure, suffix, marked(suffix, MARK))
     try:
         replace_file(out, content)
     except OSError as error:
@@ -93,9 +92,7 @@ def refusals(path: Path) -> Iterator[str]:
         yield f"--out {path}: the name must end in .png or .svg"
     elif problem := no_file("--out", path):
         yield problem
-    elif not may_replace(path, MARK):
-        yield f"--out {path}: is there already, and `codescent plot` has not drawn it; give another name"
-    elif problem := no_matplotlib():
+    elif (problem := no_replacement(path, MARK, "plot")) or (problem := no_matplotlib()):
         yield f"--out {path}: {problem}"
 
 

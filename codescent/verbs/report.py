@@ -21,12 +21,12 @@ from codescent.report.markdown import markdown
 from codescent.report.page import MARK, page
 from codescent.report.run_figures import step_picture
 from codescent.report.sections import file_name, report
-from codescent.report.style import no_matplotlib, picture_bytes
+from codescent.report.style import marked, no_matplotlib, picture_bytes
 from codescent.results import Run, State, open_runs
 from codescent.study import Study, open_study
 from codescent.study.folder import DEFINITION
 from codescent.verbs.learning_rate import FILES
-from codescent.verbs.picture import may_replace, no_file
+from codescent.verbs.picture import no_file, no_replacement
 
 PAGE = Path("report.html")
 """The page's file without --out."""
@@ -119,8 +119,8 @@ def refusals(out: Path | None, figures: Path | None, *, is_markdown: bool) -> It
             yield f"--out {out}: the name must end in {suffix}"
         elif problem := no_file("--out", out):
             yield problem
-        elif not may_replace(out, mark):
-            yield f"--out {out}: is there already, and `codescent report` has not written it; give another name"
+        elif problem := no_replacement(out, mark, "report"):
+            yield f"--out {out}: {problem}"
     if figures is not None:
         if figures.exists() and not figures.is_dir():
             yield f"--figures {figures}: is a file; give the name of a folder"
@@ -137,19 +137,28 @@ def write_figures(found: Report, folder: Path, suffix: str, out: Path | None) ->
     """
     pictures = [*found.pictures, *_steps(found)]
     files = {picture.name: folder / f"{picture.name}.{suffix}" for picture in pictures}
-    taken = [path for path in files.values() if not may_replace(path, MARK)]
-    if taken:
-        raise UserError(*(f"{path}: is there already, and `codescent report` has not drawn it" for path in taken))
+    if problems := [problem for path in files.values() if (problem := _no_figure(path))]:
+        raise UserError(*problems)
     try:
         folder.mkdir(exist_ok=True)  # a link is the user's own word
         for picture in pictures:
-            metadata = {"Software": MARK} if suffix == "png" else {"Title": MARK}
-            replace_file(files[picture.name], picture_bytes(standing(picture), f".{suffix}", metadata))
+            content = picture_bytes(standing(picture), f".{suffix}", marked(f".{suffix}", MARK))
+            replace_file(files[picture.name], content)
     except OSError as error:
         raise UserError(f"--figures {folder}: cannot be written: {in_words(error)}") from error
     say([f"{folder}: {counted(len(files), 'figure')}"])
     base = out.absolute().parent if out is not None else Path.cwd()
     return {name: Path(os.path.relpath(path.absolute(), base)).as_posix() for name, path in files.items()}
+
+
+def _no_figure(path: Path) -> str:
+    """Why a figure cannot be written to `path`, whose folder may be absent; "" if it can."""
+    if not path.parent.exists():
+        return ""
+    if problem := no_file("--figures", path):
+        return problem
+    problem = no_replacement(path, MARK, "report")
+    return f"--figures {path}: {problem}" if problem else ""
 
 
 def _steps(found: Report) -> list[Picture]:
