@@ -17,6 +17,7 @@ from codescent.base.cache import cache_folder
 from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
+from codescent.base.published import in_words
 
 TIMEOUT_S = 30.0
 
@@ -138,6 +139,7 @@ def _download(published: Published, target: Path, advance: Callable[[int], None]
         writing.replace(part, target)
     except (OSError, HTTPException, ValueError) as error:  # URLError and timeouts are OSErrors
         reason = getattr(error, "reason", None) or error
+        reason = in_words(reason) if isinstance(reason, OSError) else reason
         raise UserError(
             f"{published.name} is missing and cannot be downloaded from {published.url} ({reason}): offline, put the "
             f"file (sha256 {published.sha256}) at $CODESCENT_DATA_DIR/{published.name} or {target}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from codescent.base.errors import UserError
+from codescent.base.json_damage import json_problem
 from codescent.base.reading import read_text
 from codescent.tasks.conversations.messages import HALF, half_a_character
 
@@ -110,7 +111,7 @@ def _fields(path: Path, text: str) -> dict[str, Any]:
     try:
         config = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"data.chat_template: {path}: not JSON: {error}") from error
+        raise UserError(f"data.chat_template: {path}: not JSON: {json_problem(error)}") from error
     if not isinstance(config, dict):
         raise UserError(f"data.chat_template: {path}: a JSON object is needed, found {type(config).__name__}")
     return config
