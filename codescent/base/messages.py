@@ -32,7 +32,7 @@ def _to_standard_error(text: str) -> None:
     sys.stderr.flush()
 
 
-_said: set[str] = set()  # details of this command that are logged once
+_said: set[str] = set()  # texts of this command that are logged once
 
 
 def _set_up() -> None:
@@ -62,9 +62,15 @@ def detail(text: str) -> None:
 
 def detail_once(text: str) -> None:
     """Log a text that only --verbose shows, once in a command."""
-    if LOGGER.isEnabledFor(DEBUG) and text not in _said:
+    if LOGGER.isEnabledFor(DEBUG):
+        message_once(text, DEBUG)
+
+
+def message_once(text: str, level: int) -> None:
+    """Log a text once in a command."""
+    if text not in _said:
         _said.add(text)
-        detail(text)
+        message(text, level)
 
 
 def shows_progress() -> bool:
