@@ -72,10 +72,7 @@ def main(arguments: Namespace) -> int:
 
 
 def _warn_of_few_steps(runs: Sequence[Run]) -> None:
-    """Say which runs have no step, or not all. Raises UserError: there is no step at all; a file is damaged."""
-    if runs and not any(run.steps for run in runs):
-        why = "".join(f"; {run.name} failed: {run.why}" for run in runs if run.why)
-        raise UserError(f"no row of metrics to report: a run has one after its first step{why}")
+    """Say which runs have no step, or not all. Raises UserError: a file is damaged."""
     for run in runs:
         if not run.steps:
             warn(f"{run.folder.path}: has no row of metrics yet")

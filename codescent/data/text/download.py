@@ -109,6 +109,15 @@ def obtain(published: Published, advance: Callable[[int], None] = lambda _: None
     return target
 
 
+def resized(published: Published) -> list[str]:
+    """Why a copy cannot be the published file, by its size alone, which costs nothing. Empty: it can, or is missing."""
+    path = found(published)
+    size_bytes = published.size_bytes if path is None else path.stat().st_size
+    if size_bytes == published.size_bytes:
+        return []
+    return [f"{path}: not the published {published.name}: {size_bytes} bytes, expected {published.size_bytes}"]
+
+
 def _check(path: Path, published: Published, what: str) -> None:
     digest = sha256_of(path)
     if digest != published.sha256:
