@@ -235,6 +235,7 @@ def test_a_step_that_took_no_time_or_for_ever_is_named(value: Any, tmp_path: Pat
     [
         ({"step": 10**30}, f"step: given '{10**30}'; must be a whole number"),
         ({"step": "x"}, "step: given 'x'; must be a whole number"),
+        ({"step": 1.5}, "step: given '1.5'; must be a whole number"),
         ({"forward_s": math.nan}, "forward_s: given 'nan'; must be a finite number"),
         ({"train_loss": "abc"}, "train_loss: given 'abc'; must be a number"),
     ],
@@ -264,6 +265,10 @@ def test_damage_of_ranks_csv_is_named(tmp_path: Path) -> None:
         _ = open_run(folder.path).ranks
     folder.event("resume", step=20)
     assert len(open_run(folder.path).ranks) == 8
+    (folder.path / "events.jsonl").write_text('{"kind": "start"}\n')
+    (folder.path / "plan.json").write_text('{"work": {}}')  # of an older version
+    (folder.path / "environment.json").unlink()
+    assert len(open_run(folder.path).ranks) == 8, "the number of ranks is not known"
     file.write_text(whole.replace("0.02", "nan", 1))
     with pytest.raises(UserError, match=r"ranks\.csv line 2: .*\(forward_s: given nan; must be a finite number\)"):
         _ = open_run(folder.path).ranks

@@ -49,7 +49,7 @@ def _number(value: Any) -> Number:
 
 def _whole(value: Any) -> int:
     number = int(value)
-    if abs(number) >= MOST_INTEGER:
+    if abs(number) >= MOST_INTEGER or (isinstance(value, float) and number != value):
         raise ValueError
     return number
 
