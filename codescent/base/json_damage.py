@@ -4,8 +4,12 @@ Does not read files and does not say what a file should hold."""
 from __future__ import annotations
 
 import json
+import re
 
 from codescent.base.published import in_words
+
+BEGUN = re.compile(r"tr?u?|fa?l?s?|nu?l?|[-+.eE0-9]*")
+"""What is left of the last word of a text that was cut; "": nothing."""
 
 
 def json_problem(error: Exception) -> str:
@@ -29,5 +33,5 @@ def _of_text(error: json.JSONDecodeError) -> str:
     if not written:
         return "empty"
     line = f"line {error.lineno} " if "\n" in written else ""
-    is_cut = error.pos >= len(written) or error.msg.startswith("Unterminated")
+    is_cut = BEGUN.fullmatch(written[error.pos :]) or error.msg.startswith("Unterminated")
     return f"{'cut short' if is_cut else 'wrong'} at {line}column {error.colno}"
