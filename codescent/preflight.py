@@ -213,9 +213,17 @@ def plan_with(config: Config, dataset: AnyDataset, world_size: int, began: Began
         raise told from error
     if problems := [*tasks.task_of_plan(plan).misfits(dataset, plan), *wrong_samples(dataset, plan)]:
         raise UserError(*problems)
-    work, size = plan.work, plan.work.global_batch_size
-    train, validation = (dataset.source(name, work.seq_len, work.positions(-1)) for name in ("train", "validation"))
     problems = [f"{keys[0]}: {problem}" for keys, problem in beyond_the_run(config)]  # epochs are steps now
+    problems += too_short(config, dataset, plan)
+    if problems:
+        raise UserError(*problems)
+    return decided.without_tokens(config), plan
+
+
+def too_short(config: Config, dataset: AnyDataset, plan: Plan) -> list[str]:
+    """Why the splits of an open dataset have too few samples for a run."""
+    work, size, problems = plan.work, plan.work.global_batch_size, list[str]()
+    train, validation = (dataset.source(name, work.seq_len, work.positions(-1)) for name in ("train", "validation"))
     if train.num_samples < size:
         samples = f"{counted(train.num_samples, 'sample')} of {counted(work.seq_len, 'position')}"
         problems.append(
@@ -230,9 +238,7 @@ def plan_with(config: Config, dataset: AnyDataset, world_size: int, began: Began
             "set train.eval_every = 0"
             for where in (f"{MIXTURE}.{name}" if name else dataset.path for name in empty)
         ]
-    if problems:
-        raise UserError(*problems)
-    return decided.without_tokens(config), plan
+    return problems
 
 
 def settled(config: Config, dataset: AnyDataset) -> Config:

@@ -93,7 +93,8 @@ def test_a_template_that_writes_the_date_is_said_to_give_other_samples_tomorrow(
     done = called(project, "data", "run.toml", "data.corpus=talks.jsonl", *words)
     assert done.returncode == 0, done.stderr
     (corpus,) = re.findall(r"another day prepares the samples again.* (data\.corpus=\S+) keeps", done.stderr)
-    assert re.search(r"^data\.chat_template: [\d.]+ KiB in \S+/model$", done.stdout, re.MULTILINE), done.stdout
+    (file,) = re.findall(r"^data\.chat_template: \d+ bytes in (\S+)$", done.stdout, re.MULTILINE)
+    assert file == str(project / "model" / "tokenizer_config.json"), "not the whole model"
     done = called(project, "data", "run.toml", corpus, *(word for word in words if "template" not in word))
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -108,7 +109,10 @@ def test_squad_by_name_is_downloaded_and_a_run_needs_no_network(project: Path, m
     for split, name in (("train", "train.json"), ("validation", "dev.json")):
         file = project / name
         monkeypatch.setitem(PUBLISHED, split, published(file, f"squad/{split}-v1.1.json", file.as_uri()))
-    keys = ("data.seq_len=32", "data.question_len=8", "data.stride=8", "data.tokenizer=bert:vocab.txt")
+    keys = (
+        "data.seq_len=32", "data.question_len=8", "data.stride=8", "data.tokenizer=bert:vocab.txt",
+        "train.global_batch_size=2", "train.microbatch_size=auto",
+    )  # fmt: skip
     done = called(project, "data", "squad", *keys)
     assert done.returncode == 0, done.stderr
     assert f"internet: codescent train bert_squad {' '.join(keys)}" in done.stdout
@@ -119,7 +123,7 @@ def test_squad_by_name_is_downloaded_and_a_run_needs_no_network(project: Path, m
 
     monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **__: pytest.fail("the run asks the network"))
     small = ("model.preset=auto", *BERT[:1], "model.num_layers=1", "model.num_heads=2", "model.hidden_dim=8")
-    batch = ("model.seq_len=32", "train.global_batch_size=2", "train.microbatch_size=auto", "train.num_steps=1")
+    batch = ("model.seq_len=32", "train.num_steps=1")
     done = called(
         project, "train", "bert_squad", *keys, *small, *batch, "train.device=cpu", "train.eval_every=0",
         "checkpoint.every=0", "checkpoint.keep_best=false", "log.tensorboard=false", "optimizer.decay_steps=auto",
@@ -218,3 +222,62 @@ def test_a_changed_file_of_data_validation_is_found(project: Path) -> None:
     done = called(project, "data", CONFIGS["tensors"], *words)
     assert done.returncode == 2, done.stdout
     assert "validation.h5" in done.stderr
+
+
+def test_data_too_short_for_its_run_is_refused(project: Path) -> None:
+    """Fault: `codescent data` says "train with it", and the run is refused."""
+    (project / "short.txt").write_text("one\n")
+    done = called(project, "data", "run.toml", "data.corpus=short.txt")
+    assert done.returncode == 2
+    assert "the training split has 0 samples of 16 positions, fewer than train.global_batch_size = 8" in done.stderr
+    assert "train with it" not in done.stdout
+
+
+def test_one_of_a_thing_is_in_the_singular(project: Path) -> None:
+    (project / "short.txt").write_text("one\n")
+    done = called(project, "data", "short.txt", "--tokenizer", "char")
+    assert "train: 3 characters, 3 tokens in 1 shard\nvalidation: 1 character, 1 token in 1 shard\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("*.toml",), "*.toml: no file has this name, so it is read as a pattern (glob): 1 file"),
+        (("no*.toml",), "no*.toml: no such file"),
+    ],
+)
+def test_a_pattern_that_ends_like_a_config_is_a_pattern(words: tuple[str, ...], said: str, project: Path) -> None:
+    """Fault: it is taken for the name of a config."""
+    done = called(project, "data", *words, "--tokenizer", "byte")
+    assert said in done.stderr
+    assert "shipped configs" not in done.stderr
+
+
+def test_overrides_alone_need_a_config(project: Path) -> None:
+    """Fault: the first one is taken for the name of a corpus."""
+    done = called(project, "data", "data.folder=x", "run.seed=1")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: data.folder=x run.seed=1: no config to override; give one: codescent data CONFIG data.folder=x "
+        "run.seed=1\n"
+    )
+
+
+def test_an_override_of_a_corpus_is_refused(project: Path) -> None:
+    done = called(project, "data", "other.txt", "data.tokenizer=char")
+    assert done.returncode == 2
+    assert "data.tokenizer=char: an override is for a config, and other.txt is a corpus" in done.stderr
+    assert "codescent data CONFIG data.corpus=other.txt data.tokenizer=char" in done.stderr
+
+
+def test_all_that_is_wrong_with_squad_is_said_at_once(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: the vocabulary alone, then one file, then the other."""
+    for name in ("train", "dev"):
+        (project / "squad").mkdir(exist_ok=True)
+        (project / "squad" / f"{name}-v1.1.json").write_text("{")
+    monkeypatch.setenv("CODESCENT_DATA_DIR", str(project))
+    for name, more in (("gone.txt", ["gone.txt"]), ("vocab.txt", [])):
+        done = called(project, "data", "squad", f"data.tokenizer=bert:{name}")
+        assert done.returncode == 2
+        for said in (*more, "train-v1.1.json: not the published", "dev-v1.1.json: not the published"):
+            assert said in done.stderr, done.stderr

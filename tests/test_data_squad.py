@@ -125,12 +125,12 @@ def test_of_many_problems_the_first_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b'{"version": "1.1", "data": [{"title": "x", "parag', "not JSON: Unterminated string"),
-        (b'{"version": "1.1", "data": [', "cut short?"),
-        (b"", "cut short?"),
+        (b'{"version": "1.1", "data": [{"title": "x", "parag', "not JSON: cut short at column 44"),
+        (b'{"version": "1.1", "data": [', "not JSON: cut short at column 29"),
+        (b"", "not JSON: empty"),
         (b"\xff\xfe{\x00", "is UTF-16: save it as UTF-8"),
-        (b"[" * 200_000, "not JSON that can be read"),
-        (b'{"data": ' + b"1" * 5000 + b"}", "not JSON that can be read"),
+        (b"[" * 200_000, "not JSON: nested too deeply"),
+        (b'{"data": ' + b"1" * 5000 + b"}", "not JSON: a number has too many digits"),
         (b"[]", 'a JSON object with the keys "version" and "data" is needed, found a list'),
         (b"{}", "data: missing: a list is needed"),
         (b'{"data": []}', "data: no questions"),

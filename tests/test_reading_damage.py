@@ -4,6 +4,7 @@ Does not damage at random: the fuzzer does."""
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -14,11 +15,14 @@ from reported import make_run
 from runs import called, environment, make_project
 
 from codescent.base.errors import UserError
+from codescent.base.json_damage import json_problem
 from codescent.base.visible import visible
+from codescent.hub.errors import brief
 from codescent.record import RunFolder
 from codescent.report.style import no_matplotlib
 from codescent.results import open_run, open_runs
 from codescent.results.typical import rows_of
+from codescent.study import open_study
 from codescent.study.folder import Definition, StudyFolder
 from codescent.study.points import Spec
 from codescent.study.result import Kind
@@ -207,3 +211,175 @@ def test_a_name_is_one_line_and_its_folder_fits_a_disk(tmp_path: Path) -> None:
     end = called(tmp_path, "study", "study.toml", "--list")
     assert (end.returncode, end.stderr.count("error")) == (0, 0)
     assert [line.split()[0] for line in end.stdout.splitlines()] == ["#", *["#", "for"] * 2]
+
+
+def _changed(file: Path, line: int, **values: Any) -> None:
+    """Give values to a line of a file of JSON lines."""
+    lines = file.read_text().splitlines()
+    lines[line - 1] = json.dumps({**json.loads(lines[line - 1]), **values})
+    file.write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, "nan", 1e-13, 1e13, "abc", [1]])
+def test_a_step_that_took_no_time_or_for_ever_is_named(value: Any, tmp_path: Path) -> None:
+    """Divided by, such seconds ended commands with a ZeroDivisionError, or stood in tables."""
+    folder = make_run(tmp_path / "a", steps=3)
+    _changed(folder.path / "metrics.jsonl", 2, step_s=value)
+    said = r"metrics\.jsonl line 2: not a row of \d+ numbers \(step_s: given .*; must be seconds above 0"
+    with pytest.raises(UserError, match=said):
+        _ = open_run(folder.path).columns
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"step": 10**30}, f"step: given '{10**30}'; must be a whole number"),
+        ({"step": "x"}, "step: given 'x'; must be a whole number"),
+        ({"step": 1.5}, "step: given '1.5'; must be a whole number"),
+        ({"forward_s": math.nan}, "forward_s: given 'nan'; must be a finite number"),
+        ({"train_loss": "abc"}, "train_loss: given 'abc'; must be a number"),
+    ],
+)
+def test_a_number_of_the_metrics_that_none_can_be_is_named(values: dict[str, Any], said: str, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", steps=3)
+    _changed(folder.path / "metrics.jsonl", 3, **values)
+    with pytest.raises(UserError, match=rf"metrics\.jsonl line 3: .*\({said}"):
+        _ = open_run(folder.path).columns
+
+
+def test_a_loss_may_be_no_number(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", steps=3)
+    _changed(folder.path / "metrics.jsonl", 2, train_loss="nan", grad_norm="inf")
+    columns = open_run(folder.path).columns
+    assert math.isnan(columns["train_loss"][1])
+    assert columns["grad_norm"][1] == math.inf
+
+
+def test_damage_of_ranks_csv_is_named(tmp_path: Path) -> None:
+    """Rows of another run, or with a NaN, were read in silence. A run that is continued may have had more ranks."""
+    folder = make_run(tmp_path / "a", 2)
+    file = folder.path / "ranks.csv"
+    whole = file.read_text()
+    file.write_text(whole.replace("\n20,1,", "\n20,9,"))
+    with pytest.raises(UserError, match=r"ranks\.csv line 5: rank 9 of a run of 2 ranks"):
+        _ = open_run(folder.path).ranks
+    folder.event("resume", step=20)
+    assert len(open_run(folder.path).ranks) == 8
+    (folder.path / "events.jsonl").write_text('{"kind": "start"}\n')
+    (folder.path / "plan.json").write_text('{"work": {}}')  # of an older version
+    (folder.path / "environment.json").unlink()
+    assert len(open_run(folder.path).ranks) == 8, "the number of ranks is not known"
+    file.write_text(whole.replace("0.02", "nan", 1))
+    with pytest.raises(UserError, match=r"ranks\.csv line 2: .*\(forward_s: given nan; must be a finite number\)"):
+        _ = open_run(folder.path).ranks
+
+
+def test_a_cut_last_row_of_a_run_that_has_ended_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A run that was killed may have one: that is no damage."""
+    for name, events in (("done", (("end", {}),)), ("killed", ())):
+        file = make_run(tmp_path / name, steps=3, events=events).path / "metrics.jsonl"
+        file.write_text(file.read_text()[:-9])
+        caplog.clear()
+        assert open_run(file.parent).steps == 2
+        said = f"{file}: its last row is cut short and left out, though the run has ended: copy the file again"
+        assert [record.getMessage() for record in caplog.records] == [said] * (name == "done")
+
+
+def test_unknown_keys_of_a_config_are_said_once_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = make_run(tmp_path / "a", keys="[model]\nfoo = 1\nnum_layers = 4\n[bar]\nx = 1\n")
+    open_run(folder.path)
+    keys = open_run(folder.path).keys
+    assert (keys["model.num_layers"], {"model.foo", "bar.x"} & keys.keys()) == (4, set())
+    file = folder.path / "config.toml"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{file}: model.foo is left out: this version has no such key",
+        f"{file}: [bar] is left out: this version has no such section",
+    ]
+
+
+def test_an_environment_without_facts_is_refused(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a")
+    (folder.path / "environment.json").write_text('{"format": 1}')
+    with pytest.raises(UserError, match=r"environment\.json: has no torch: restore the file, or delete it"):
+        open_run(folder.path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"[]", "not a JSON object"),
+        (b"", "empty"),
+        (b"\xb7a", "not UTF-8 text from byte 0 on"),
+        (b'{"format": 1,\n"name', "cut short at line 2 column 1"),
+        (b'{"format": 1.', "cut short at column 13"),
+        (b'{"format": tru', "cut short at column 12"),
+        (b'{"format": true, x', "wrong at column 18"),
+        (b'{"format" 1}', "wrong at column 11"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"format": ' + b"1" * 5000 + b"}", "a number has too many digits"),
+    ],
+)
+def test_damaged_json_is_said_in_plain_words(text: bytes, said: str, tmp_path: Path) -> None:
+    """Not in those of Python's readers. All files of JSON are read so."""
+    file = _studied(tmp_path / "s").path / "study.json"
+    file.write_bytes(text)
+    with pytest.raises(UserError) as caught:
+        StudyFolder.open(file.parent)
+    assert str(caught.value) == f"{file}: not readable as the definition of a study ({said})"
+
+
+def test_a_file_that_cannot_be_opened_is_said_without_numbers_of_python() -> None:
+    error = OSError(-2, "Name or service not known")
+    assert json_problem(error) == brief(error) == "Name or service not known"
+
+
+def test_a_bad_run_says_how_its_study_goes_on(tmp_path: Path) -> None:
+    """Without rows, or with a damaged one, it stopped the whole study, without a word on what to do."""
+    folder = _studied(tmp_path / "s")
+    file = make_run(folder.run_path(SPEC, 1), steps=4).path / "metrics.jsonl"
+    whole = file.read_text()
+    going_on = f"delete {file.parent}, and the study goes on without this run"
+    for text, said in (
+        ("", f"{file.parent}: has no step after the 1 of the warm-up; {going_on}"),
+        (whole.replace('"step_s": 0', '"step_s": -1'), f"mend the file, or {going_on}"),
+        (whole.replace('"step_s"', '"before"'), f"{file}: a row after the warm-up has no step_s; {going_on}"),
+    ):
+        file.write_text(text)
+        with pytest.raises(UserError) as caught:
+            open_study(folder.path)
+        assert said in str(caught.value)
+
+
+def test_runs_of_other_models_are_named(tmp_path: Path) -> None:
+    folder = _studied(tmp_path / "s")
+    for number in (1, 2):
+        make_run(folder.run_path(SPEC, number), keys=f"[model]\nnum_layers = {number}\n")
+    with pytest.raises(UserError, match=r"different models, such as .*/1 and .*/2, which differ in model.num_layers"):
+        open_study(folder.path)
+
+
+def test_a_report_without_a_row_of_metrics_says_so(tmp_path: Path) -> None:
+    """A plot has nothing to draw then, and is refused. A report says why there is nothing."""
+    make_run(tmp_path / "empty", losses=[], steps=0, events=(("error", {"problems": ["the disk is full"]}),))
+    done = called(tmp_path, "report", "empty", "--markdown")
+    assert (done.returncode, done.stderr) == (0, "empty: has no row of metrics yet\n")
+    assert "No step was measured: empty." in done.stdout
+    assert "the disk is full" in done.stdout
+
+
+def test_a_study_that_has_lost_its_definition_is_named(tmp_path: Path) -> None:
+    folder = _studied(tmp_path / "s")
+    (folder.path / "study.json").rename(folder.path / "study.csv")
+    for verb in ("report", "study"):
+        done = called(tmp_path, verb, "s")
+        assert done.returncode == 2
+        assert "s: " in done.stderr
+        assert "study.json" in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["study", "report"])
+def test_formulas_are_listed_as_they_are_written(verb: str, tmp_path: Path) -> None:
+    done = called(tmp_path, verb, "s", "--formula", "foo")
+    assert done.returncode == 2
+    assert "invalid choice: 'foo' (choose from " in done.stderr
+    assert "FlopFormula" not in done.stderr

@@ -35,6 +35,7 @@ def row(step: int) -> dict[str, float | int | None]:
     rng = random.Random(step)
     return {name: rng.uniform(-1, 1) * 10 ** rng.randint(-30, 30) for name in METRICS} | {
         "step": step,
+        "step_s": 0.1 * (step + 1),
         "tokens": step * 12_345_678_901,
         "peak_memory_bytes": 3 << 40,
         "val_loss": None if step % 3 else 1 / 3,
@@ -234,7 +235,7 @@ from codescent.record import METRICS, METRICS_CSV, METRICS_JSONL, RunFolder, Tab
 run = RunFolder.open(sys.argv[1])
 step = len(run.read_metrics())
 while True:
-    run.metrics({name: step for name in METRICS})
+    run.metrics({name: step for name in METRICS} | {"step_s": 0.1})
     run.event("tick", step=step, padding="x" * 500)
     step += 1
 """

@@ -29,6 +29,7 @@ ROWS = 300
 def row(step: int) -> dict[str, Any]:
     rng = random.Random(step)
     numbers = {name: rng.uniform(-1, 1) * 10 ** rng.randint(-30, 30) for name in METRICS}
+    numbers["step_s"] = rng.uniform(0.1, 1)
     return numbers | {"step": step, "tokens": step << 20, "peak_memory_bytes": 3, "val_loss": None if step % 3 else 0.5}
 
 

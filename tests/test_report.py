@@ -413,7 +413,7 @@ def test_a_run_without_a_step_or_of_an_older_version_is_reported(tmp_path: Path)
     (make_run(tmp_path / "older", 2).path / "ranks.csv").unlink()
     done = called(tmp_path, "report", "new", "short", "older")
     assert (done.returncode, done.stdout) == (0, "report.html: 3 runs\n")
-    assert done.stderr == "new: has not ended; its steps so far are used\n"
+    assert done.stderr == "new: has no row of metrics yet\n"
     shown = Page((tmp_path / "report.html").read_text())
     assert "No step was measured: new." in shown.text
     assert "Without ranks.csv, so that parts of the step are unknown: new, older." in shown.text

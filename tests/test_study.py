@@ -386,7 +386,7 @@ def test_other_values_and_other_models_are_refused(project: Path, started: list[
     assert "optimizer.beta1: was None, is 0.8" in changed.stderr
     config = project / "study-runs" / "tiny" / "ranks-1" / "2" / "config.toml"
     config.write_text(config.read_text().replace("num_layers = 2", "num_layers = 3"))
-    with pytest.raises(UserError, match=r"different models, which differ in model.num_layers = 2 and 3"):
+    with pytest.raises(UserError, match=r"different models, such as .*, which differ in model.num_layers = 2 and 3"):
         study_of(project)
 
 

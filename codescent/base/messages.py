@@ -32,7 +32,7 @@ def _to_standard_error(text: str) -> None:
     sys.stderr.flush()
 
 
-_said: set[str] = set()  # what this command logs once
+_said: set[str] = set()  # texts of this command that are logged once
 
 
 def _set_up() -> None:
@@ -62,15 +62,15 @@ def detail(text: str) -> None:
 
 def detail_once(text: str) -> None:
     """Log a text that only --verbose shows, once in a command."""
-    if LOGGER.isEnabledFor(DEBUG) and is_new(text):
-        detail(text)
+    if LOGGER.isEnabledFor(DEBUG):
+        message_once(text, DEBUG)
 
 
-def is_new(text: str) -> bool:
-    """Whether this is the first call with a text in a command."""
-    is_first = text not in _said
-    _said.add(text)
-    return is_first
+def message_once(text: str, level: int) -> None:
+    """Log a text once in a command."""
+    if text not in _said:
+        _said.add(text)
+        message(text, level)
 
 
 def shows_progress() -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from codescent.base import writing
-from codescent.base.messages import INFO, WARNING, is_new, message
+from codescent.base.messages import INFO, WARNING, message, message_once
 from codescent.base.visible import visible
 
 MOST_EARLY_BYTES = 65_536
@@ -73,8 +73,7 @@ def warn(*lines: str, level: int = WARNING) -> None:
 
 def warn_once(line: str) -> None:
     """Log a line as `warn` does, once in a command."""
-    if is_new(line):
-        warn(line)
+    message_once(visible(line), WARNING)
 
 
 def note(*lines: str) -> None:

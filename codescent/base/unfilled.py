@@ -16,8 +16,9 @@ NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class Unfilled(TorchFunctionMode):
-    """A block in which functions of torch.nn.init do nothing on the meta device, and `to_empty` only allocates.
+    """A block in which some functions of torch.nn.init do nothing on the meta device, and `to_empty` only allocates.
 
+    They are those that call handle_torch_function: uniform_, normal_, constant_ and kaiming_uniform_.
     For tensors of the meta device torch computes `normal_` and `empty_like` in Python. At the first one it imports its
     compiler and sympy, which takes a second and 80 MB. Here nobody needs what they compute.
     """

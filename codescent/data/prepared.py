@@ -21,6 +21,7 @@ from codescent.base import writing
 from codescent.base.durable import sha256_of, write_synced
 from codescent.base.early import raise_if_asked
 from codescent.base.errors import UserError
+from codescent.base.json_damage import json_problem
 from codescent.base.output import note
 from codescent.base.published import NO_SPACE, commit, is_full
 from codescent.base.reading import open_regular, read_json
@@ -160,7 +161,7 @@ def checked_description(folder: Path, model: type[BaseModel], what: str) -> dict
         wrong = [f"{'.'.join(map(str, detail['loc'])) or 'the whole'}: {detail['msg']}" for detail in error.errors()]
         raise UserError(f"{path}: damaged, or not {what}: {'; '.join(wrong)}: {AGAIN}") from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not JSON: {error}: {AGAIN}") from error
+        raise UserError(f"{path}: not JSON: {json_problem(error)}: {AGAIN}") from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}: {AGAIN}") from error
     if SEAL in description and not is_sealed(description):  # earlier versions did not seal it

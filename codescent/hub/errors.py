@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -82,18 +83,19 @@ def _in_words(name: HubName, what: str, error: BaseException) -> str:
     if not isinstance(cause, HTTP_ERRORS):
         return (
             f"{name}: {constants.ENDPOINT} cannot be asked, or it is no hub: a page or a proxy may answer instead "
-            f"({type(cause).__name__}: {_brief(cause)}); check HF_ENDPOINT, HTTPS_PROXY and HF_TOKEN"
+            f"({type(cause).__name__}: {brief(cause)}); check HF_ENDPOINT, HTTPS_PROXY and HF_TOKEN"
         )
     return (
-        f"{name}: {constants.ENDPOINT} cannot be reached ({_brief(cause)}); check the network, or HF_ENDPOINT and "
+        f"{name}: {constants.ENDPOINT} cannot be reached ({brief(cause)}); check the network, or HF_ENDPOINT and "
         f"HTTPS_PROXY; without internet run on a machine that has it: {command('fetch', str(name))}, and set "
         f"HF_HUB_OFFLINE=1 and its HF_HOME here"
     )
 
 
-def _brief(error: BaseException) -> str:
-    """The first line of an error."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+def brief(error: BaseException) -> str:
+    """The first line of an error, without the number that Python puts before it."""
+    first = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return re.sub(r"\[Errno -?\d+\] ", "", first)[:200]
 
 
 def _near(wanted: str, names: Callable[[HfApi], list[str]]) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from codescent.base.errors import UserError
+from codescent.base.json_damage import json_problem
 from codescent.base.reading import read_json
 from codescent.huggingface.correspond import Row, same
 from codescent.huggingface.kind import COMMON_IGNORED, INERT, Kind
@@ -30,7 +31,7 @@ def read_settings(path: Path) -> str:
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}: no config.json") from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{file}: not JSON ({error})") from error
+        raise UserError(f"{file}: not JSON ({json_problem(error)})") from error
     if not isinstance(settings, dict):
         raise UserError(f"{file}: not a JSON object")
     return settings_text(settings)

@@ -21,6 +21,7 @@ from codescent import models
 from codescent.base.dtypes import FLOATS, NUMBER_FORMATS
 from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
+from codescent.base.json_damage import json_problem
 from codescent.base.reading import open_regular, read_json, refuse_unreadable
 from codescent.base.safetensors_header import read_header
 from codescent.huggingface import KINDS, NAMES, Kind, kind_of, tokens
@@ -257,7 +258,7 @@ def _settings(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"{path / CONFIG}: {error.strerror}: not a Hugging Face folder") from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path / CONFIG}: not JSON ({error})") from error
+        raise UserError(f"{path / CONFIG}: not JSON ({json_problem(error)})") from error
     if not isinstance(settings, dict):
         raise UserError(f"{path / CONFIG}: not a JSON object")
     return settings
@@ -363,7 +364,7 @@ def _files(path: Path, settings: Mapping[str, Any]) -> tuple[dict[Path, set[str]
                     raise ValueError(f"{file!r} is not the name of a safetensors file in the same folder")
                 files.setdefault(path / file, set()).add(str(name))
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            return {}, [f"{index}: not an index of shards ({error})"]
+            return {}, [f"{index}: not an index of shards ({json_problem(error)})"]
         absent = [file for file in files if not file.is_file()]
         present = {file: names for file, names in files.items() if file not in absent}
         return present, [f"{file}: missing, though {INDEX} lists it" for file in absent]

@@ -12,6 +12,7 @@ from typing import Any
 import tokenizers as library
 
 from codescent.base.errors import UserError
+from codescent.base.json_damage import json_problem
 from codescent.base.reading import read_text
 from codescent.data.tokenizers import beside, bpe, wordpiece
 from codescent.data.tokenizers.byte_pairs import byte_of_character
@@ -228,7 +229,7 @@ def _object(text: Any, where: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (TypeError, ValueError, RecursionError) as error:
-        raise UserError(f"{where}: not JSON ({error})") from error
+        raise UserError(f"{where}: not JSON ({json_problem(error)})") from error
     if not isinstance(found, dict):
         raise UserError(f"{where}: not a JSON object")
     return found

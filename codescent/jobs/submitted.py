@@ -16,6 +16,7 @@ from typing import Any
 from codescent.base import writing
 from codescent.base.durable import write_json
 from codescent.base.errors import UserError
+from codescent.base.json_damage import json_problem
 from codescent.base.reading import read_json, read_text
 from codescent.base.writing import make_parents
 from codescent.jobs.job import HOST
@@ -111,8 +112,8 @@ def jobs_of(run: Path) -> list[Submitted]:
             made = _read(path)
         except (OSError, ValueError, RecursionError) as error:
             problems.append(
-                f"{path}: not the record of a job ({error}); delete this file: its job is not known then, so look "
-                "before whether it waits or runs"
+                f"{path}: not the record of a job ({json_problem(error)}); delete this file: its job is not known "
+                "then, so look before whether it waits or runs"
             )
         else:
             found.append(((int(path.parent.name), int(re.split(r"\D", made.job)[0])), made, path.parent))

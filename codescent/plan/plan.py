@@ -10,7 +10,7 @@ import types
 import typing
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, cast
 
 from codescent.plan.activations import SavedTensor
@@ -334,6 +334,13 @@ def _encode(value: Any) -> Any:
     return value
 
 
+@cache
+def _kinds(kind: Any) -> Mapping[str, Any]:
+    """The annotated type of each field of a dataclass. To ask Python anew for each value is most of the decoding."""
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
 def _decode(kind: Any, data: Any) -> Any:
     """Rebuild a value of the annotated type `kind`. The annotations of the dataclasses are the schema.
 
@@ -341,9 +348,7 @@ def _decode(kind: Any, data: Any) -> Any:
     """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        hints = typing.get_type_hints(kind)
-        known = [field.name for field in dataclasses.fields(kind) if field.name in data]
-        return kind(**{name: _decode(hints[name], data[name]) for name in known})
+        return kind(**{name: _decode(of, data[name]) for name, of in _kinds(kind).items() if name in data})
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return kind(data)
     if origin is tuple:

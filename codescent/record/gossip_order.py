@@ -11,6 +11,7 @@ from pathlib import Path
 from codescent.base import writing
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
+from codescent.base.json_damage import json_problem
 from codescent.base.reading import read_bytes
 from codescent.record.lines import user_errors
 from codescent.record.order import DAMAGED, FOLDER, MOST_BYTES, add_rows, refuse_other_than_numbers
@@ -67,5 +68,5 @@ def read(run: Path, replica: int, steps: int) -> list[Changed]:
             if rows[-1].kind == AGREED and rows[-1].step == steps:
                 return rows
     except (OSError, *DAMAGED) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from error
+        raise UserError(f"{path}: cannot be read ({json_problem(error)})") from error
     raise UserError(f"{path}: has no meeting of all ranks after {steps} steps: it is not that of this checkpoint")

@@ -91,6 +91,13 @@ def count(path: Path) -> int:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(4 * BLOCK_BYTES), b""))
 
 
+def ends_within_a_line(path: Path) -> bool:
+    """Whether the last line has no newline. Such a line is left out."""
+    with _reading(path) as file:
+        size_bytes = file.seek(0, os.SEEK_END)
+        return bool(size_bytes) and _read(file, size_bytes - 1, size_bytes) != b"\n"
+
+
 def cut(path: Path, lines: int) -> int:
     """Delete what is after the first `lines` lines. Returns how many of it were complete lines."""
     more = max(0, count(path) - lines)

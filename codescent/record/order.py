@@ -14,6 +14,7 @@ from typing import Any
 
 from codescent.base import writing
 from codescent.base.errors import UserError
+from codescent.base.json_damage import json_problem
 from codescent.base.reading import read_bytes
 from codescent.record.lines import user_errors
 
@@ -109,7 +110,7 @@ def read(run: Path, server: int, steps: int, workers: int, period: int = 1) -> l
     try:
         rows = [_parsed(line) for line in read_bytes(path, MOST_BYTES).splitlines()]
     except (OSError, *DAMAGED) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from error
+        raise UserError(f"{path}: cannot be read ({json_problem(error)})") from error
     kept = list(takewhile(lambda row: row.step < steps, rows))
     done = sorted((row.step, row.part) for row in kept if not row.count or row.first + row.count == period)
     wanted = [(step, part) for step in range(0, steps, period) for part in range(workers)]

@@ -7,22 +7,73 @@ import json
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from codescent.base import writing
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
+from codescent.base.json_damage import json_problem
 from codescent.record.lines import append, backward, count, cut, cut_later, forward, user_errors
 
 METRICS_CSV = "metrics.csv"
 METRICS_JSONL = "metrics.jsonl"
 STEP = "step"
+MOST_INTEGER = 2**63
+"""No step and no number of tokens or bytes is larger."""
+LEAST_S, MOST_S = 1e-12, 1e12
+"""No step is shorter or longer."""
 
 Number = float | int | None
 Row = dict[str, Number]
+
+
+class Kind(NamedTuple):
+    """What the numbers of a column are.
+
+    Attributes:
+        convert: gives the number for a JSON value. Raises TypeError, ValueError, OverflowError: it is another value.
+        words: what the value must be.
+    """
+
+    convert: Callable[[Any], Number]
+    words: str
+
+
+def _number(value: Any) -> Number:
+    """A JSON value as int or float, as it is written."""
+    return int(value) if isinstance(value, int) else float(value)
+
+
+def _whole(value: Any) -> int:
+    number = int(value)
+    if abs(number) >= MOST_INTEGER or (isinstance(value, float) and number != value):
+        raise ValueError
+    return number
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError
+    return number
+
+
+def _time(value: Any) -> float:
+    number = float(value)
+    if not LEAST_S <= number <= MOST_S:  # as NaN
+        raise ValueError
+    return number
+
+
+AS_WRITTEN = Kind(_number, "a number")
+FLOAT = Kind(float, "a number")
+"""It may be infinite or NaN, such as a loss."""
+FINITE = Kind(_finite, "a finite number")
+WHOLE = Kind(_whole, "a whole number below 2^63")
+TIME = Kind(_time, "seconds above 0 (1e-12 to 1e12)")
 
 
 class Rows:
@@ -31,15 +82,13 @@ class Rows:
     Args:
         folder: folder of both files.
         columns: names of the columns, in order.
-        integers: columns that are read as int, the others as float; None: each number as it is written. Rows have a
-            column "step" unless `integers` is None.
+        kinds: of columns by name, the others are FLOAT; None: each number as it is written. Rows have a column "step"
+            unless `kinds` is None.
     """
 
-    def __init__(self, folder: Path, columns: Sequence[str], integers: Collection[str] | None = None) -> None:
-        self.folder, self.columns, self._stepped = folder, list(columns), integers is not None
-        self._convert: dict[str, Callable[[Any], Number]] = {
-            name: _number if integers is None else int if name in integers else float for name in columns
-        }
+    def __init__(self, folder: Path, columns: Sequence[str], kinds: Mapping[str, Kind] | None = None) -> None:
+        self.folder, self.columns, self._stepped = folder, list(columns), kinds is not None
+        self._kinds = {name: AS_WRITTEN if kinds is None else kinds.get(name, FLOAT) for name in columns}
         self._csv_bytes: int | None = None
         """The size of metrics.csv as this object left it. Another size: somebody has changed the file."""
 
@@ -81,7 +130,7 @@ class Rows:
                 yield self._parsed(line)
             except ValueError as error:
                 wanted = f"not a row of {len(self.columns)} numbers"
-                raise UserError(f"{self.jsonl} line {number}: {wanted} ({error})") from error
+                raise UserError(f"{self.jsonl} line {number}: {wanted} ({json_problem(error)})") from error
 
     def rewind(self, step: int) -> int:
         """Delete the rows of all steps after `step`, then `derive`. Returns their number.
@@ -142,12 +191,12 @@ class Rows:
 
     def _row(self, given: Mapping[str, Any]) -> Row:
         row: Row = {}
-        try:
-            for name, convert in self._convert.items():
-                value = given.get(name)
-                row[name] = None if value is None or value == "" else convert(value)
-        except (TypeError, OverflowError) as error:
-            raise ValueError(str(error)) from error
+        for name, kind in self._kinds.items():
+            value = given.get(name)
+            try:
+                row[name] = None if value is None or value == "" else kind.convert(value)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise ValueError(f"{name}: given {str(value)[:40]!r}; must be {kind.words}") from error
         if self._stepped and row[STEP] is None:
             raise ValueError("no step")
         return row
@@ -252,11 +301,6 @@ def _size_bytes(path: Path) -> int | None:
         return path.lstat().st_size
     except OSError:
         return None
-
-
-def _number(value: Any) -> Number:
-    """A JSON value as int or float, as it is written."""
-    return int(value) if isinstance(value, int) else float(value)
 
 
 def _step(row: Row) -> float:

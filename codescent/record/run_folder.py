@@ -19,6 +19,7 @@ from codescent.base import writing
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.base.formats import unreadable
+from codescent.base.json_damage import json_problem
 from codescent.base.own_names import PLAN_FILE
 from codescent.base.published import in_words, published
 from codescent.base.reading import MOST_BYTES, read_bytes, read_text
@@ -30,7 +31,7 @@ from codescent.record.beginning import JOBS as JOBS
 from codescent.record.corpora import columns_of
 from codescent.record.lease import CLOCK, LEASE_S, Lease
 from codescent.record.lines import append, forward, user_errors
-from codescent.record.rows import METRICS_CSV, METRICS_JSONL, Rows, json_line, strict
+from codescent.record.rows import FINITE, METRICS_CSV, METRICS_JSONL, TIME, WHOLE, Kind, Rows, json_line, strict
 
 METRICS: tuple[str, ...] = (
     "step",
@@ -60,7 +61,12 @@ METRICS: tuple[str, ...] = (
     "val_loss_ema",
     "padding",
 )
-INTEGERS = frozenset({"step", "tokens", "peak_memory_bytes"})
+KINDS: Mapping[str, Kind] = {
+    **dict.fromkeys(("step", "tokens", "peak_memory_bytes"), WHOLE),
+    **dict.fromkeys((*ranks.PARTS, "compute_s"), FINITE),
+    "step_s": TIME,
+}
+"""Of columns of METRICS; the others are FLOAT, as a loss may be NaN."""
 
 PLAN = PLAN_FILE
 ENVIRONMENT = "environment.json"
@@ -101,7 +107,7 @@ class RunFolder:
         self.path, self.config_text, self.plan = path, config_text, plan
         self.listeners: list[Callable[[str, Mapping[str, Any]], object]] = []
         self.columns = (*METRICS, *columns_of(plan))
-        self._rows = Rows(path, self.columns, INTEGERS)
+        self._rows = Rows(path, self.columns, KINDS)
         self._memory = memory.Changes(path)
         self._held: list[int] = []  # open descriptors of the folder and the lock file, while this process writes
         self._lease: Lease | None = None
@@ -313,7 +319,7 @@ class RunFolder:
     def iter_metrics(self) -> Iterator[dict[str, Any]]:
         """Read all rows of metrics in order, without an incomplete last line. Raises UserError: a line is not a row.
 
-        Each row has all names of `columns`: INTEGERS as int, the others as float, empty fields as None.
+        Each row has all names of `columns`: those of WHOLE as int, the others as float, empty fields as None.
         """
         yield from self._rows.read()
 
@@ -421,7 +427,7 @@ def _read_text(path: Path, most_bytes: int = MOST_BYTES) -> str:
         with user_errors(path):
             return read_text(path, most_bytes)
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text ({error})") from error
+        raise UserError(f"{path}: {json_problem(error)}") from error
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -433,7 +439,7 @@ def _object(text: str | bytes, where: str) -> dict[str, Any]:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: not a JSON object ({error})") from error
+        raise UserError(f"{where}: not a JSON object ({json_problem(error)})") from error
     if not isinstance(data, dict):
         raise UserError(f"{where}: not a JSON object")
     return data

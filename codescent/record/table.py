@@ -3,12 +3,14 @@ Does not know what the columns mean, and has no second file: what is lost is los
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from codescent.base.errors import UserError
+from codescent.base.json_damage import json_problem
 from codescent.record.lines import append, cut_later, forward
 
 MOST_INTEGER = 2**63
@@ -44,7 +46,7 @@ class Table:
                 try:
                     yield self._row(line)
                 except ValueError as error:
-                    what = f"not a row of {len(self.columns)} numbers ({error})"
+                    what = f"not a row of {len(self.columns)} numbers ({json_problem(error)})"
                     raise UserError(f"{path} line {number}: {what}") from error
 
     def rewind(self, folder: Path, step: int) -> None:
@@ -75,7 +77,13 @@ class Table:
             return text
         if not text and name in self.optional:
             return None
-        value = int(text) if name in self.integers else float(text)
-        if isinstance(value, int) and abs(value) >= MOST_INTEGER:
+        is_whole = name in self.integers
+        try:
+            value = int(text) if is_whole else float(text)
+        except ValueError as error:
+            raise ValueError(f"{name}: given {text[:40]!r}; must be a {'whole ' * is_whole}number") from error
+        if is_whole and abs(value) >= MOST_INTEGER:
             raise ValueError(f"{name}: more than 64 bits")  # a larger one may have no float
+        if not math.isfinite(value):
+            raise ValueError(f"{name}: given {text}; must be a finite number")
         return value

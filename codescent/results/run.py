@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import tomllib
 from array import array
 from collections import Counter
@@ -21,6 +20,7 @@ import numpy as np
 
 from codescent.base import warm_up
 from codescent.base.errors import UserError
+from codescent.base.output import warn_once
 from codescent.base.typed import Kind, mistyped
 from codescent.build import plan_of
 from codescent.config.mixture import flattened
@@ -31,10 +31,9 @@ from codescent.planner.measured import MeasuredStep, measured_step
 from codescent.planner.prediction import problem_of
 from codescent.record import ENVIRONMENT, EVENTS, PLAN, PREDICTION, RunFolder
 from codescent.record.ranks import RankRow
+from codescent.results import damage
 from codescent.results.statistics import Values
 
-LARGEST = sys.float_info.max
-"""A larger integer of a column has no float, and counts as infinite."""
 FACTS: Mapping[str, Kind] = {
     **dict.fromkeys(("cores", "memory_bytes", "num_threads", "world_size"), int),
     **dict.fromkeys(("load", "peak_flops_per_s"), float),
@@ -152,8 +151,7 @@ class Run:
         columns = {name: array("d") for name in self.folder.columns}
         for row in self.folder.iter_metrics():
             for name, values in columns.items():
-                value = row[name]
-                values.append(math.nan if value is None else math.inf if abs(value) > LARGEST else value)
+                values.append(math.nan if (value := row[name]) is None else value)
         return {name: np.frombuffer(values) if values else np.empty(0) for name, values in columns.items()}
 
     def after(self, warmup: int, column: str) -> Values:
@@ -163,7 +161,12 @@ class Run:
     @cached_property
     def ranks(self) -> Sequence[RankRow]:
         """The rows of ranks.csv; none in folders of older versions. Raises UserError: a line is damaged."""
-        return list(self.folder.iter_ranks())
+        rows = list(self.folder.iter_ranks())
+        known = self.plan is not None or "world_size" in self.environment
+        problem = damage.problem_of_ranks(self.folder, rows, self.events, self.num_ranks) if known else ""
+        if problem:
+            raise UserError(problem)
+        return rows
 
     @property
     def num_ranks(self) -> int:
@@ -232,20 +235,32 @@ def default_warmup(runs: Iterable[Run]) -> int:
 
 
 def open_run(path: Path | str) -> Run:
-    """Read a run folder. Raises UserError: it is no run folder, or a file of it is damaged."""
+    """Read a run folder. Says once what is damaged and left out.
+
+    Raises UserError: it is no run folder, or a file of it is damaged.
+    """
     folder = RunFolder.open(path)
     try:
         sections = loads(folder.config_text)
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{folder.path / 'config.toml'}: not valid TOML ({error})") from error
-    keys = flattened({f"{name}.{key}": value for name, given in sections.items() for key, value in _items(given)})
+    unknown = dict(damage.unknown_keys(folder, sections))
+    known = {name: table for name, table in sections.items() if name not in unknown}
+    given = {f"{name}.{key}": value for name, table in known.items() for key, value in table.items()}
+    keys = flattened({name: value for name, value in given.items() if name not in unknown})
     environment = folder.read_environment()
     problem = mistyped(environment, FACTS)
     if not problem and not 1 <= (environment.get("world_size") or 1) <= MOST_RANKS:
         problem = f"world_size: given {environment['world_size']}; must be 1 to {MOST_RANKS:,}"
     if problem:
         raise UserError(f"{folder.path / ENVIRONMENT}: {problem}")
-    return Run(folder, folder.path.resolve().name, keys, environment, _events(folder))
+    if problem := damage.problem_of_environment(folder, environment):
+        raise UserError(problem)
+    run = Run(folder, folder.path.resolve().name, keys, environment, _events(folder))
+    cut = damage.cut_row(folder) if run.state is State.DONE else ()
+    for sentence in (*unknown.values(), *cut):
+        warn_once(sentence)
+    return run
 
 
 def open_runs(paths: Iterable[Path | str]) -> list[Run]:
@@ -296,8 +311,3 @@ def _window(event: Mapping[str, Any]) -> tuple[int, int]:
     if not (isinstance(first, int) and isinstance(last, int) and first <= last + 1):
         raise ValueError
     return first, last
-
-
-def _items(given: Any) -> Iterable[tuple[str, Any]]:
-    """The keys of a section. A section that is no table has none."""
-    return given.items() if isinstance(given, Mapping) else ()

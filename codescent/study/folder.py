@@ -19,6 +19,7 @@ from codescent.base import writing
 from codescent.base.durable import write_json
 from codescent.base.errors import UserError
 from codescent.base.formats import unreadable
+from codescent.base.json_damage import json_problem
 from codescent.base.published import in_words
 from codescent.base.reading import read_json
 from codescent.base.typed import Kind as TypeOfFact
@@ -167,11 +168,13 @@ class StudyFolder:
             raise UserError(f"{path}: not the folder of a study: it has no {DEFINITION}")
         try:
             data = read_json(file)
+            if not isinstance(data, dict):
+                raise ValueError("not a JSON object")
             if problem := unreadable(data.get("format"), FORMAT, FORMAT):
                 raise UserError(f"{file}: {problem}")
             return cls(path, Definition.from_json(data))
-        except (OSError, ValueError, AttributeError, RecursionError) as error:
-            raise UserError(f"{file}: not readable as the definition of a study ({error})") from error
+        except (OSError, ValueError, RecursionError) as error:
+            raise UserError(f"{file}: not readable as the definition of a study ({json_problem(error)})") from error
 
     @contextmanager
     def hold(self) -> Iterator[None]:
@@ -257,7 +260,7 @@ class StudyFolder:
             record: dict[str, Any] = read_json(file) if os.path.lexists(file) else {}
             problem = mistyped(record, RECORD)
         except (OSError, ValueError, RecursionError) as error:
-            problem = f"not readable as JSON ({error})"
+            problem = f"not readable as JSON ({json_problem(error)})"
         if problem:
             raise UserError(f"{file}: {problem}; delete the file, and the study goes on without it")
         run = open_run(path) if path.is_dir() and any(path.iterdir()) else None

@@ -16,7 +16,7 @@ from codescent.study.evaluate import Taken, evaluated
 from codescent.study.file import config_named
 from codescent.study.folder import Attempt, StudyFolder
 from codescent.study.points import Spec, growing
-from codescent.study.repeat import Repeat, repeat_of
+from codescent.study.repeat import Repeat, going_on, repeat_of
 from codescent.study.result import PointState, Study
 
 OF_THE_MODEL = ("model.", "lora.", "data.tokenizer")
@@ -110,14 +110,17 @@ def refuse_other_models(runs: Sequence[Run], varied: set[str], name: str) -> Non
         listed = "; ".join(
             f"{key} = {' and '.join(map(str, dict.fromkeys(map(str, values))))}" for key, values in found.items()
         )
+        other = next(run for run in runs if any(run.keys.get(key) != runs[0].keys.get(key) for key in found))
         raise UserError(
-            f"{name}: its runs are of different models, which differ in {listed}; compare equal models only"
+            f"{name}: its runs are of different models, such as {runs[0].folder.path} and {other.folder.path}, which "
+            f"differ in {listed}; compare equal models only"
         )
 
 
 def _repeat(attempt: Attempt, warmup: int, machine: Mapping[str, Any], formula: FlopFormula) -> Repeat:
     """What a done repeat measured; with a note if its run has not ended, or was on another machine than the first."""
     assert attempt.run is not None
+    _refuse_damage(attempt.run)
     repeat, notes = repeat_of(attempt.run, attempt.number, warmup, attempt.record, formula), []
     if attempt.run.state is not State.DONE:
         notes.append(f"repeat {attempt.number}: its run has not ended ({attempt.run.state})")
@@ -127,3 +130,12 @@ def _repeat(attempt: Attempt, warmup: int, machine: Mapping[str, Any], formula: 
         said = ", ".join(f"{name} {facts.get(name)}, not {machine[name]}" for name in differ)
         notes.append(f"other machine: {said}")
     return replace(repeat, notes=(*repeat.notes, *notes))
+
+
+def _refuse_damage(run: Run) -> None:
+    """Raise UserError: a file that the evaluation needs is damaged. It says how the study goes on."""
+    try:
+        _ = run.columns, run.plan, run.ranks
+    except UserError as error:
+        advice = going_on(run.folder.path)
+        raise UserError(*(f"{problem}; mend the file, or {advice}" for problem in error.problems)) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,16 @@ from codescent.cost.flop_formulas import flops_by, refused
 from codescent.plan import AXES, FlopFormula
 from codescent.plan.activations import CPU, CUDA
 from codescent.planner.step_parts import of_busiest_stage
+from codescent.record import METRICS_JSONL
 from codescent.results import PARTS, Run, parts_of_ranks
 
 OVERSUBSCRIBED = "oversubscribed"
 """How the note begins about a run that had more threads than cores: fits leave its point out."""
+
+
+def going_on(run: Path) -> str:
+    """What to do about a run folder that cannot be used."""
+    return f"delete {run}, and the study goes on without this run"
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,13 @@ def repeat_of(
     """
     steps = run.after(warmup, "step_s")
     if not len(steps):
-        raise UserError(f"{run.folder.path}: has no step after the {warmup} of the warm-up")
+        raise UserError(
+            f"{run.folder.path}: has no step after the {warmup} of the warm-up; {going_on(run.folder.path)}"
+        )
+    if not np.isfinite(steps).all():
+        raise UserError(
+            f"{run.folder.path / METRICS_JSONL}: a row after the warm-up has no step_s; {going_on(run.folder.path)}"
+        )
     step_s, plan = float(np.median(steps)), run.plan
     ranks = parts_of_ranks(run, warmup)
     parts = {name: float(np.mean([getattr(of_rank, name) for of_rank in ranks])) for name in PARTS} if ranks else {}

@@ -60,7 +60,7 @@ def report(verb: argparse.ArgumentParser) -> None:
     add("--markdown", action="store_true", help="print Markdown instead of a page, or write it to --out")
     add("--figures", type=path, metavar="FOLDER", help="also write each figure into a file of this folder")
     add("--format", choices=("svg", "png"), help="format of these files (default svg)")
-    add("--formula", choices=list(FlopFormula), help=f"of a study: {FORMULA_HELP}")
+    add("--formula", choices=[str(formula) for formula in FlopFormula], help=f"of a study: {FORMULA_HELP}")
     add = verb.add_argument_group("instead of a page: print what a profile says").add_argument
     add("--profile", type=path, metavar="RUN", help="run folder, of a run with profile.active")
     add("--window", type=positive, metavar="N", help="which window, with profile.repeat (default 1)")
@@ -84,7 +84,7 @@ def study(verb: argparse.ArgumentParser) -> None:
     add("--folder", type=path, metavar="DIR", help="folder of the study (default study-runs/NAME)")
     words = "another baseline: values of axes, such as ranks=1"
     json_help = "print what the study says as JSON, and progress to the standard error"
-    add("--formula", choices=list(FlopFormula), help=FORMULA_HELP)
+    add("--formula", choices=[str(formula) for formula in FlopFormula], help=FORMULA_HELP)
     add("--json", action="store_true", help=json_help)
     add("--baseline", nargs="+", default=[], metavar="AXIS=VALUE", help=words)
     what = verb.add_mutually_exclusive_group()

@@ -71,12 +71,15 @@ def main(arguments: Namespace) -> int:
 
 
 def _put_config_first(arguments: Namespace) -> None:
-    """Overrides may stand before the config, as in other commands."""
+    """Overrides may stand before the config, as in other commands. Raises UserError: there are only overrides."""
     words = [arguments.corpus, *arguments.overrides]
     first = next((word for word in words if word is not None and not OVERRIDE.match(word)), None)
     if first is not None:
         words.remove(first)
         arguments.corpus, arguments.overrides = first, words
+    elif arguments.corpus is not None and not expanded(arguments.corpus).exists():
+        given = " ".join(map(str, words))
+        raise UserError(f"{given}: no config to override; give one: codescent data CONFIG {given}")
 
 
 def _config_of(arguments: Namespace) -> str | None:
@@ -88,7 +91,7 @@ def _config_of(arguments: Namespace) -> str | None:
     path = expanded(word)
     if arguments.as_text or word in corpora.NAMES or is_hub_name(word) or is_own_name(word):
         return None
-    if path.suffix == ".toml" and not path.is_dir():
+    if path.suffix == ".toml" and not path.is_dir() and (path.exists() or not glob.has_magic(word)):
         return str(word)
     if word in tasks.published():  # as data.corpus = "squad" of a config, whatever is in this folder
         return tasks.published()[word]

@@ -18,7 +18,7 @@ from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.hub_name import is_hub_name
 from codescent.base.output import note, say, warn
-from codescent.build import check_own_names, task_request
+from codescent.build import build, check_own_names, task_request
 from codescent.config.effects import value_of
 from codescent.config.load import load
 from codescent.config.sections import Config
@@ -26,7 +26,8 @@ from codescent.data.samples import AnyDataset
 from codescent.data.text import download
 from codescent.hub.obtain import CachedFiles
 from codescent.jobs.ready import published_files
-from codescent.preflight import notes, pin
+from codescent.preflight import notes, pin, settled, too_short
+from codescent.tasks.conversations.chat_files import template_file
 from codescent.tasks.on_disk import places, shown, size_bytes
 from codescent.verbs.config import resolved_of
 from codescent.verbs.fetch import obtained_of
@@ -51,11 +52,23 @@ def prepare_run(config: str, overrides: Sequence[str], *, verify: bool) -> int:
         raise UserError(*later)
     if later:
         note(*later)
+    _refuse_too_short(loaded.config, dataset)
     verified = _verified(dataset) if verify else []
     say([*_of_data(dataset), *verified, *_of_files(loaded.config, request), *_of_hub(of_hub)])
     is_of_hub = bool(of_hub) or is_hub_name(value_of(load(config, list(overrides)).config, "model.config"))
     say(_how_to_train(config, overrides, is_of_hub=is_of_hub))
     return 0
+
+
+def _refuse_too_short(config: Config, dataset: AnyDataset) -> None:
+    """Raise UserError: a split has too few samples for the run. Whether its layout can be is asked when it starts."""
+    try:
+        config = settled(config, dataset)
+        plan = build(config, dataset.vocab_size, config.parallel.ranks or 1)
+    except UserError:
+        return
+    if problems := too_short(config, dataset, plan):
+        raise UserError(*problems)
 
 
 def _verified(dataset: AnyDataset) -> list[str]:
@@ -86,9 +99,12 @@ def _of_files(config: Config, request: tasks.TaskRequest) -> Iterator[str]:
     for published in dict.fromkeys(every):
         if (found := download.found(published)) is not None:
             yield f"{published.name}: {of_bytes(size_bytes(found))} in {found}"
-    for key in ("model.weights", "data.chat_template"):
-        if isinstance(path := value_of(config, key), Path):
-            yield f"{key}: {of_bytes(size_bytes(path))} in {path}"
+    weights, template = (value_of(config, key) for key in ("model.weights", "data.chat_template"))
+    if isinstance(weights, Path):
+        yield f"model.weights: {of_bytes(size_bytes(weights))} in {weights}"
+    if isinstance(template, Path):
+        file = template_file(template)
+        yield f"data.chat_template: {of_bytes(size_bytes(file))} in {file}"
 
 
 def _of_hub(found: Sequence[tuple[str, CachedFiles]]) -> Iterator[str]:

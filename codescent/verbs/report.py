@@ -25,6 +25,7 @@ from codescent.report.style import marked, no_matplotlib, picture_bytes
 from codescent.results import Run, State, open_runs
 from codescent.study import Study, open_study
 from codescent.study.folder import DEFINITION
+from codescent.study.table import STUDY_CSV
 from codescent.verbs.learning_rate import FILES
 from codescent.verbs.picture import no_file, no_replacement
 
@@ -54,9 +55,7 @@ def main(arguments: Namespace) -> int:
         problems += error.problems
     if problems:
         raise UserError(*dict.fromkeys(problems))
-    for run in runs:
-        if run.state is State.UNFINISHED:
-            warn(f"{run.folder.path}: has not ended; its steps so far are used")
+    _warn_of_few_steps(runs)
     found = report(runs, study)
     links = (
         write_figures(found, arguments.figures, arguments.format or "svg", out) if arguments.figures is not None else {}
@@ -70,6 +69,15 @@ def main(arguments: Namespace) -> int:
         warn(f"{out}: has no figures: {missing}")
     say([f"{out}: {counted(len(runs), 'run')}" + (f" of the study {study.name}" if study is not None else "")])
     return 0
+
+
+def _warn_of_few_steps(runs: Sequence[Run]) -> None:
+    """Say which runs have no step, or not all. Raises UserError: a file is damaged."""
+    for run in runs:
+        if not run.steps:
+            warn(f"{run.folder.path}: has no row of metrics yet")
+        elif run.state is State.UNFINISHED:
+            warn(f"{run.folder.path}: has not ended; its steps so far are used")
 
 
 def _profile(arguments: Namespace) -> int:
@@ -96,6 +104,8 @@ def opened(paths: Sequence[Path], formula: str | None = None) -> tuple[list[Run]
     """
     paths = [path for path in paths if not path.name.endswith(FILES)]  # `runs/*` has such files, too
     studies = [path for path in paths if (path / DEFINITION).is_file()]
+    if lost := [path for path in paths if path not in studies and (path / STUDY_CSV).is_file()]:
+        raise UserError(*(f"{path}: has {STUDY_CSV}, but its {DEFINITION} is missing: restore it" for path in lost))
     if not studies:
         if formula is None:
             return open_runs(paths), None

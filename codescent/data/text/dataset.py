@@ -112,9 +112,9 @@ class Dataset:
         lines = [f"{self.path}: {tokenizer.get('kind', self.description['format'])}, vocabulary of {self.vocab_size:,}"]
         for split in (self.train, self.validation):
             characters = self.description["splits"][split.name].get("characters")
-            said = f"{characters:,} characters, " if characters is not None else ""
+            said = f"{counted(characters, 'character')}, " if characters is not None else ""
             shards = counted(len(split.files), "shard")
-            lines.append(f"{split.name}: {said}{split.num_tokens:,} tokens in {shards}")
+            lines.append(f"{split.name}: {said}{counted(split.num_tokens, 'token')} in {shards}")
         if empty := corpus.get("empty_files"):
             lines.append(f"{len(empty)} empty files were left out: {', '.join(empty[:3])}{', …' * (len(empty) > 3)}")
         for name, form in (("json_lines", "JSON lines"), ("tables", "tables")):

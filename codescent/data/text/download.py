@@ -17,6 +17,7 @@ from codescent.base.cache import cache_folder
 from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
+from codescent.base.published import in_words
 
 TIMEOUT_S = 30.0
 
@@ -108,6 +109,15 @@ def obtain(published: Published, advance: Callable[[int], None] = lambda _: None
     return target
 
 
+def resized(published: Published) -> list[str]:
+    """Why a copy cannot be the published file, by its size alone, which costs nothing. Empty: it can, or is missing."""
+    path = found(published)
+    size_bytes = published.size_bytes if path is None else path.stat().st_size
+    if size_bytes == published.size_bytes:
+        return []
+    return [f"{path}: not the published {published.name}: {size_bytes} bytes, expected {published.size_bytes}"]
+
+
 def _check(path: Path, published: Published, what: str) -> None:
     digest = sha256_of(path)
     if digest != published.sha256:
@@ -138,6 +148,7 @@ def _download(published: Published, target: Path, advance: Callable[[int], None]
         writing.replace(part, target)
     except (OSError, HTTPException, ValueError) as error:  # URLError and timeouts are OSErrors
         reason = getattr(error, "reason", None) or error
+        reason = in_words(reason) if isinstance(reason, OSError) else reason
         raise UserError(
             f"{published.name} is missing and cannot be downloaded from {published.url} ({reason}): offline, put the "
             f"file (sha256 {published.sha256}) at $CODESCENT_DATA_DIR/{published.name} or {target}"

@@ -12,6 +12,7 @@ from typing import IO
 
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
+from codescent.base.json_damage import json_problem
 from codescent.data.text.forms import binary_form
 from codescent.data.text.records import NULL_TYPE, TEXT_TYPE, DocumentPiece, Reading, blocks_of, text_column
 
@@ -105,7 +106,7 @@ def _record(place: str, line: str, hint: str) -> dict[str, object]:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{place}: not JSON: {error}{hint}") from error
+        raise UserError(f"{place}: not JSON: {json_problem(error)}{hint}") from error
     if not isinstance(record, dict):
         raise UserError(f"{place}: a JSON object is needed, found {type(record).__name__}{hint}")
     return record

@@ -4,13 +4,13 @@ Does not read documents, and imports nothing of Hugging Face."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from codescent.base.errors import UserError
+from codescent.base.json_damage import json_problem
 from codescent.base.reading import read_json, read_text
 
 STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
@@ -147,8 +147,7 @@ def _fields(path: Path) -> dict[str, Any]:
     try:
         fields = read_json(path)
     except (OSError, ValueError, RecursionError) as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else error
-        raise UserError(f"{path}: cannot be read: {reason}") from error
+        raise UserError(f"{path}: cannot be read: {json_problem(error)}") from error
     if not isinstance(fields, dict):
         raise UserError(f"{path}: a JSON object is needed, found {type(fields).__name__}")
     return fields

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
+from codescent.base.json_damage import json_problem
 from codescent.base.reading import read_text
 from codescent.data.tokenizers.bpe import LibraryTokenizer, check_range
 from codescent.data.tokenizers.wordpiece import WordPiece, is_wordpiece
@@ -158,7 +159,7 @@ def fields_of(path: Path) -> tuple[str, Any]:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not a tokenizer: not JSON ({error})") from error
+        raise UserError(f"{path}: not a tokenizer: not JSON ({json_problem(error)})") from error
 
 
 def document_end(tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from codescent.base.errors import UserError
+from codescent.base.json_damage import json_problem
 from codescent.models.mup import KEYS as MUP
 from codescent.models.shape import Kind, Shape
 from codescent.operators.saved_tensors import ForwardPass
@@ -160,7 +161,7 @@ def _read(config: str, head: str) -> tuple[dict[str, Any], int | None]:
     try:
         settings = json.loads(config)
     except ValueError as error:
-        raise UserError(f"neither a file nor JSON ({error})") from error
+        raise UserError(f"neither a file nor JSON ({json_problem(error)})") from error
     if refused := list(library.refusals(settings, head)):
         raise UserError(*refused)
     found = library.sizes_of(config)

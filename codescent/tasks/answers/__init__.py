@@ -15,7 +15,7 @@ import numpy as np
 
 from codescent import models
 from codescent.base.durable import write_synced
-from codescent.base.errors import UserError
+from codescent.base.errors import UserError, of_each
 from codescent.base.home import expanded
 from codescent.data.prepared import SPLITS, TOKENIZER, user_file_sha256, write_array
 from codescent.data.progress import stage
@@ -103,6 +103,13 @@ class Answers(FolderTask):
             "tokenizer": partial(_identity, data.tokenizer),
         }
 
+    def key(self, request: TaskRequest) -> dict[str, Any]:
+        """See `FolderTask`. With another problem, published files of another size are named, too."""
+        try:
+            return super().key(request)
+        except UserError as error:
+            raise UserError(*error.problems, *_resized(request.data)) from error
+
     def prepared_with(self, description: Mapping[str, Any]) -> Mapping[str, Any]:
         """See `FolderTask`."""
         before = super().prepared_with(description)
@@ -115,10 +122,10 @@ class Answers(FolderTask):
         if not isinstance(tokenizer, WordPiece):
             raise UserError(f"tokenizer {data.tokenizer}: {_WANTED}")
         limits = {"train": data.train_questions, "validation": data.validation_questions}
-        read = {  # every problem is found before the long work
-            split: read_questions(_path(data, split) or download.obtain(PUBLISHED[split]), limits[split])
-            for split in SPLITS
-        }
+        read = of_each(  # every problem is found before the long work
+            SPLITS,
+            lambda split: read_questions(_path(data, split) or download.obtain(PUBLISHED[split]), limits[split]),
+        )
         if changed := [found.path for split, found in read.items() if found.sha256 != key[split]]:
             raise UserError(
                 *(f"{path}: changed while it was being read: run the same command again" for path in changed)
@@ -186,6 +193,15 @@ def _path(data: Data, split: str) -> Path | None:
 def _sha256(data: Data, split: str) -> str:
     path = _path(data, split)
     return PUBLISHED[split].sha256 if path is None else user_file_sha256(path, f"the {split} questions")
+
+
+def _resized(data: Data) -> list[str]:
+    """The published files of another size."""
+    try:
+        published = [PUBLISHED[split] for split in SPLITS if _path(data, split) is None]
+    except UserError:  # a file is not given, which is said already
+        return []
+    return [problem for one in published for problem in download.resized(one)]
 
 
 def _identity(tokenizer: str) -> str:

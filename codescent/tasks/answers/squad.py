@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from codescent.base.errors import UserError
+from codescent.base.json_damage import json_problem
 from codescent.data.text.compressed import read_unpacked
 from codescent.data.text.lines import format_hint
 from codescent.data.text.records import BLOCK_BYTES, Reading
@@ -132,11 +133,8 @@ def load_json(path: Path, pairs: Any = None) -> tuple[bytes, Any]:
     except UnicodeDecodeError as error:
         byte = f"byte {content[error.start]:#x} at {error.start}"
         raise UserError(f"{path}: not UTF-8 text: {byte}{format_hint(content)}") from error
-    except json.JSONDecodeError as error:
-        cut = ": cut short?" if error.pos >= len(error.doc.rstrip()) or "Unterminated" in error.msg else ""
-        raise UserError(f"{path}: not JSON: {error}{cut}") from error
     except (ValueError, RecursionError) as error:  # for example thousands of digits or brackets
-        raise UserError(f"{path}: not JSON that can be read: {error}") from error
+        raise UserError(f"{path}: not JSON: {json_problem(error)}") from error
 
 
 def problem_lines(path: Path, problems: list[str]) -> list[str]:

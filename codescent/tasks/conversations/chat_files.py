@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from codescent.base.errors import UserError
+from codescent.base.json_damage import json_problem
 from codescent.base.reading import read_text
 from codescent.tasks.conversations.messages import HALF, half_a_character
 
@@ -62,17 +63,23 @@ class ChatFiles:
         return (self.text, self.special, self.tool_use) == (other.text, other.special, other.tool_use)
 
 
+def template_file(path: Path) -> Path:
+    """The file with the template that `path`, a folder or a file, names. Raises UserError: the folder has none."""
+    if not path.is_dir():
+        return path
+    found = next((name for name in (JINJA, TOKENIZER_CONFIG) if (path / name).is_file()), None)
+    if found is None:
+        raise UserError(f"data.chat_template: {path}: neither {JINJA} nor {TOKENIZER_CONFIG} is in this folder")
+    return path / found
+
+
 def read_chat_files(path: Path) -> ChatFiles:
     """Read the template of a folder, or of a file. A file is Jinja, or JSON with a template under "chat_template".
 
     As in `transformers`, chat_template.jinja wins over tokenizer_config.json. Special tokens are read from the files in
     the template's folder. Raises UserError: there is none, or it cannot be read.
     """
-    if path.is_dir():
-        found = next((name for name in (JINJA, TOKENIZER_CONFIG) if (path / name).is_file()), None)
-        if found is None:
-            raise UserError(f"data.chat_template: {path}: neither {JINJA} nor {TOKENIZER_CONFIG} is in this folder")
-        path = path / found
+    path = template_file(path)
     text, fields = _read(path), _tokens_in(path.parent)
     beside = path.parent / TOOL_USE_JINJA
     tool_use = _read(beside) if path.name == JINJA and beside.is_file() else None
@@ -110,7 +117,7 @@ def _fields(path: Path, text: str) -> dict[str, Any]:
     try:
         config = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"data.chat_template: {path}: not JSON: {error}") from error
+        raise UserError(f"data.chat_template: {path}: not JSON: {json_problem(error)}") from error
     if not isinstance(config, dict):
         raise UserError(f"data.chat_template: {path}: a JSON object is needed, found {type(config).__name__}")
     return config

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from codescent.base.errors import UserError
+from codescent.base.json_damage import json_problem
 from codescent.base.reading import open_regular
 from codescent.data.text.compressed import BAD_ARCHIVE, read_unpacked, unpacking
 from codescent.tasks.conversations.forms import refused_form
@@ -116,7 +117,7 @@ def _objects(path: Path, problems: Problems) -> Iterator[tuple[str, dict[str, An
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
-            problems.add(where, f"not JSON: {error}")
+            problems.add(where, f"not JSON: {json_problem(error)}")
             continue
         if isinstance(value, dict):
             yield where, value

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from codescent.base.errors import UserError
+from codescent.base.json_damage import json_problem
 from codescent.base.reading import read_json
 from codescent.tasks.conversations.chat_files import (
     JINJA,
@@ -44,7 +45,7 @@ def saved_chat(request: TaskRequest) -> ChatFiles | None:
     try:
         return ChatFiles.from_json(str(path), json.loads(request.kept[CHAT]))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not a JSON object ({error})") from error
+        raise UserError(f"{path}: not a JSON object ({json_problem(error)})") from error
 
 
 def file_of(chat: ChatFiles | None) -> dict[str, str]:
