@@ -179,7 +179,9 @@ class AgentHub:
             for seat in seats.values():
                 seat.is_told = False
         end_s = time.monotonic() + CLOSE_S
-        while time.monotonic() < end_s and any(not one.is_told and one.left_s is None for one in seats.values()):
+        while (now_s := time.monotonic()) < end_s and any(
+            not one.is_told and one.lives(now_s) for one in seats.values()
+        ):
             time.sleep(EVERY_S)
         self._server.close()
 
