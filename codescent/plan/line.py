@@ -22,9 +22,6 @@ def model_line(plan: Plan) -> str:
 
 def layout_line(plan: Plan) -> str:
     """The batch and the layout of a plan."""
-    degrees = {axis: plan.mesh.degree(axis) for axis in AXES if plan.mesh.degree(axis) > 1}
-    if plan.layout.servers:
-        degrees["servers"] = plan.layout.servers  # else the degrees do not multiply to the ranks
+    axes = ", ".join(f"{axis}={plan.mesh.degree(axis)}" for axis in AXES if plan.mesh.degree(axis) > 1)
     batch = f"global_batch_size={plan.work.global_batch_size}"
-    given = ", ".join(f"{name}={degree}" for name, degree in degrees.items())
-    return "; ".join(filter(None, (batch, counted(plan.world_size, "rank"), given)))
+    return "; ".join(filter(None, (batch, counted(plan.world_size, "rank"), axes)))
