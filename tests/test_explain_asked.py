@@ -156,8 +156,8 @@ REFUSED: dict[str, tuple[str, list[str]]] = {
     "file of a study": (
         "scaling st.toml",
         [
-            "explain scaling st.toml: is the file of a study, and no config; codescent explain scaling FOLDER takes "
-            "its folder, which `codescent study st.toml` makes"
+            "explain scaling st.toml: is the file of a study, and no config. To explain it, run `codescent study "
+            "st.toml`, and give codescent explain scaling the folder that it makes"
         ],
     ),
     "a layout that the example cannot have": (

@@ -13,9 +13,7 @@ from torch.autograd.profiler import record_function
 from torch.optim import Optimizer
 from torch.optim import optimizer as library
 
-COMPILER = "torch._dynamo"
-"""torch's optimizers import it, so that compiled code leaves them alone. That takes 1.1 s, and eager code needs it
-nowhere."""
+from codescent.operators.compiled import COMPILER
 
 
 @contextmanager

@@ -132,8 +132,8 @@ def _not_a_config(arguments: Namespace, topic: Topic) -> str:
         return "" if is_run or _is_study(config) else f"{where}: is no folder of a study: {DEFINITION} is missing there"
     if not (Path(config).is_file() and _is_study_file(Path(config))):  # a pipe is read once
         return ""
-    then = f"codescent explain {taker} FOLDER takes its folder, which `codescent study {config}` makes"
-    return f"{where}: is the file of a study, and no config; {then}"
+    then = f"run `codescent study {config}`, and give codescent explain {taker} the folder that it makes"
+    return f"{where}: is the file of a study, and no config. To explain it, {then}"
 
 
 def _is_study_file(path: Path) -> bool:
