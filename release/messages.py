@@ -23,8 +23,10 @@ from jinja2.ext import babel_extract
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "codescent" / "explain"
+OTHERS = (ROOT / "codescent" / "study" / "marks.py",)
+"""Files of other rooms that have sentences of a lesson."""
 LANGUAGES = SOURCES / "languages"
-KEYWORDS = {"say": None, "many": (1, 2), "Topic": None}
+KEYWORDS = {"say": None, "many": (1, 2), "Topic": None, "message": None}
 """Calls whose first text is a message; of `many` the first two are one. The first argument of `Topic` is `about`."""
 SAME = datetime(2026, 1, 1, tzinfo=UTC)
 """The date in every file: the true one would change with every run."""
@@ -33,7 +35,7 @@ SAME = datetime(2026, 1, 1, tzinfo=UTC)
 def messages() -> Catalog:
     """All messages of the code, without translations."""
     found = Catalog()
-    for path in sorted(SOURCES.rglob("*")):
+    for path in (*sorted(SOURCES.rglob("*")), *OTHERS):
         if path.suffix not in (".py", ".html"):
             continue
         with path.open("rb") as file:

@@ -188,13 +188,13 @@ def bf16_products(place: Place, method: str) -> list[str]:
     return mode.found
 
 
-def work(place: Place) -> dict[int, tuple[int, dict[str, Any]]]:
-    """By size of the group: this rank's number in it and what it found."""
+def work(place: Place, sizes: list[int]) -> dict[int, tuple[int, dict[str, Any]]]:
+    """By size of the group, of those sizes: this rank's number in it and what it found."""
     place.join()
     groups = [dist.new_group(ranks, **IN_ORDER) for ranks in GROUPS]
     found = {}
     for ranks, group in zip(GROUPS, groups, strict=True):
-        if place.rank not in ranks:
+        if place.rank not in ranks or len(ranks) not in sizes:
             continue
         assert group.rank() == ranks.index(place.rank)
         answer = {

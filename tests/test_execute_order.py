@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from batches import selected
 from declared_cases import Case, case
 from declared_ranks import plan_of
 from forker import Forker
@@ -34,12 +35,16 @@ CASES = {pp: cases_of(pp) for pp in (2, 4)}
 
 
 @pytest.fixture(scope="module")
-def stages(forker: Forker, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[dict[str, Any]]]:
+def stages(
+    forker: Forker, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Callable[[int], list[dict[str, Any]]]:
     """By number of stages: of each stage, by case, what it did."""
 
     @functools.cache
     def stages_of(pp: int) -> list[dict[str, Any]]:
-        return forker.call("order_ranks:work", tmp_path_factory.mktemp("order"), pp, cases=CASES[pp])
+        names = [params["name"] for params in selected(request) if params.get("pp") == pp]
+        cases = {name: CASES[pp][name] for name in names}
+        return forker.call("order_ranks:work", tmp_path_factory.mktemp("order"), pp, cases=cases)
 
     return stages_of
 

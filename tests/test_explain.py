@@ -25,6 +25,7 @@ from codescent.explain.topics.memory import EXAMPLE, RULE
 from codescent.plan.state import state_of_rank
 from codescent.strategies.gossip_graphs import Graph
 from codescent.study.evaluate import Taken, evaluated
+from codescent.study.marks import MarkKind, mark
 from codescent.study.repeat import Repeat
 from codescent.study.result import Kind, PointState
 from codescent.study.table import read_table
@@ -396,7 +397,7 @@ def test_threads_are_workers_and_points_without_cores_count_for_nothing(lang: st
     seconds = {1: 8.0, 2: 4.2, 4: 2.5, 8: 9.0, 16: 1.8, 32: 1.7}
     taken = [
         Taken({"threads": threads}, threads, PointState.DONE, repeats=[
-            Repeat(step_s, tokens=64.0, notes=("oversubscribed: 8 threads",) * (threads == 8))
+            Repeat(step_s, tokens=64.0, notes=(mark(MarkKind.OVERSUBSCRIBED, threads=8, cores=4),) * (threads == 8))
         ])
         for threads, step_s in seconds.items()
     ]  # fmt: skip
@@ -413,6 +414,23 @@ def test_threads_are_workers_and_points_without_cores_count_for_nothing(lang: st
     assert worst is not None
     assert worst < 0.2, "the point of 8 threads is not of the fit"
     assert says.endswith(of_share(worst))
+
+
+def test_what_a_study_says_of_its_points_is_in_the_language_of_the_reader() -> None:
+    """Fault: notes about repeats, and why points are absent, stay English in every language."""
+    crowd = mark(MarkKind.OVERSUBSCRIBED, threads=8, cores=4)
+    taken = [
+        Taken({"ranks": 1}, 1, PointState.DONE, repeats=[Repeat(8.0, tokens=64.0, threads=1)]),
+        Taken({"ranks": 2}, 2, PointState.DONE, failed=["E1"], wanted=3, repeats=[
+            Repeat(step_s, tokens=64.0, compute_s=1.0, others=0.5, threads=4, notes=(crowd,)) for step_s in (2.0, 3.0)
+        ]),
+        *(Taken({"ranks": 3 + number}, 3 + number, state, "E2") for number, state in enumerate(PointState) if number),
+    ]  # fmt: skip
+    study = evaluated("s", Kind.STRONG, {"ranks": 1}, taken)
+    english, spanish = (lesson_of_study(study, language(lang)).frames[0].after for lang in ("en", "es"))
+    assert len(english) == len(spanish) == 1 + (len(PointState) - 1) + len(study.groups[0].points[1].marks)
+    assert not set(english) & set(spanish)
+    assert f"ranks=2: {crowd}" in english
 
 
 def test_spanish_has_one_word_for_speed_up() -> None:

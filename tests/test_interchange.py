@@ -4,12 +4,13 @@ Does not test how a folder is read (test_huggingface does) or what a checkpoint 
 from __future__ import annotations
 
 import errno
+import functools
 import io
 import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +83,19 @@ def project(tmp_path_factory: pytest.TempPathFactory, forker: Forker) -> Path:
     folder = tmp_path_factory.mktemp("project")
     make_project(folder)
     vocabulary(folder)
-    for name, (ranks, words) in RUNS.items():
-        forker.train(folder, name, ranks, *SHORT, *words)
     return folder
+
+
+@pytest.fixture(scope="module")
+def trained(project: Path, forker: Forker) -> Callable[[str], Path]:
+    """The folder of one of RUNS, which is trained when it is first asked for."""
+
+    @functools.cache
+    def of(name: str) -> Path:
+        ranks, words = RUNS[name]
+        return forker.train(project, name, ranks, *SHORT, *words).path
+
+    return of
 
 
 @torch.no_grad()
@@ -116,27 +127,27 @@ def same(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> bool
 
 @pytest.mark.parametrize("name", [name for name in RUNS if name != "gpt2-bf16"])
 def test_a_trained_model_of_any_layout_has_the_same_logits_in_transformers(
-    name: str, project: Path, tmp_path: Path
+    name: str, trained: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    path = project / "runs" / name
+    path = trained(name)
     assert run(["export", str(path), str(tmp_path / "out"), "--max-shard-bytes", "20000"]) == 0
     assert len(list((tmp_path / "out").glob("model-*.safetensors"))) > 1
-    trained = find(path)
-    mine = logits(ours(path), trained.resolved.shape.vocab_size)
+    found = find(path)
+    mine = logits(ours(path), found.resolved.shape.vocab_size)
     kind = AutoModelForMaskedLM if name.startswith("bert") else AutoModelForCausalLM
-    theirs = logits(kind.from_pretrained(tmp_path / "out").eval(), trained.resolved.shape.vocab_size)
+    theirs = logits(kind.from_pretrained(tmp_path / "out").eval(), found.resolved.shape.vocab_size)
     assert float((mine - theirs).abs().max()) < 1e-5
     assert float(mine.std()) > 0.01
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
-    assert trained.tokenizer is not None
+    assert found.tokenizer is not None
     text = "many workers one\ndescent"
-    assert tokenizer.encode(text, add_special_tokens=False) == trained.tokenizer.encode(text).tolist()
+    assert tokenizer.encode(text, add_special_tokens=False) == found.tokenizer.encode(text).tolist()
 
 
 @pytest.mark.parametrize("name", ["gpt2-tp", "llama-shard", "gpt2-plain", "bert-tp"])
-def test_there_and_back_is_bitwise(name: str, project: Path, tmp_path: Path) -> None:
+def test_there_and_back_is_bitwise(name: str, trained: Callable[[str], Path], tmp_path: Path) -> None:
     """Export, import, export: the same files; and the same weights, but for the biases that ours had not."""
-    path = project / "runs" / name
+    path = trained(name)
     first, again, second = tmp_path / "first", tmp_path / "again", tmp_path / "second"
     assert run(["export", str(path), str(first)]) == 0
     assert run(["import", str(first), str(again), "data.corpus=none.txt"]) == 0
@@ -150,9 +161,9 @@ def test_there_and_back_is_bitwise(name: str, project: Path, tmp_path: Path) -> 
     assert bool(added) == (name == "gpt2-plain")
 
 
-def test_number_formats(project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_number_formats(trained: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The run's by default; each is the master weights, rounded once. What rounding changes is said."""
-    path, said = project / "runs" / "gpt2-bf16", dict[str, str]()
+    path, said = trained("gpt2-bf16"), dict[str, str]()
     for dtype, words in (("bf16", []), ("fp32", ["--dtype", "fp32"]), ("fp16", ["--dtype", "fp16"])):
         assert run(["export", str(path), str(tmp_path / dtype), *words]) == 0
         said[dtype] = capsys.readouterr().out.splitlines()[1]
@@ -175,8 +186,8 @@ def test_number_formats(project: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert same(stored(tmp_path / "bf16"), stored(tmp_path / "again"))
 
 
-def test_which_checkpoint(project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = project / "runs" / "gpt2"
+def test_which_checkpoint(trained: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = trained("gpt2")
     losses = {row["step"]: row["val_loss"] for row in RunFolder.open(path).read_metrics() if row["val_loss"]}
     best = min(losses, key=lambda step: losses[step])
     for words, step in (([], 4), (["--best"], best), (["--step", "2"], 2)):
@@ -387,15 +398,15 @@ def test_what_the_folder_lacks_is_drawn_and_said(project: Path, tmp_path: Path, 
 
 
 def test_a_masked_model_begins_with_a_new_head_to_answer_questions(
-    project: Path, tmp_path: Path, forker: Forker
+    project: Path, trained: Callable[[str], Path], tmp_path: Path, forker: Forker
 ) -> None:
     questions(project)
-    assert run(["export", str(project / "runs" / "bert-tp"), str(tmp_path / "hf")]) == 0
+    assert run(["export", str(trained("bert-tp")), str(tmp_path / "hf")]) == 0
     asked = ("data.task=qa", "data.corpus=train.json", "data.validation=dev.json", "model.seq_len=16", "data.stride=4")
     words = (*UNTRAINED, *BERT, *asked, "data.question_len=5", "train.global_batch_size=2", "parallel.dp_shard=2")
-    vocab = find(project / "runs" / "bert-tp").resolved.shape.vocab_size
+    vocab = find(trained("bert-tp")).resolved.shape.vocab_size
     begun = forker.train(project, "asked", 2, *words, f"model.vocab_size={vocab}", f"model.weights={tmp_path / 'hf'}")
-    before, after = weights(project / "runs" / "bert-tp"), weights(begun.path)
+    before, after = weights(trained("bert-tp")), weights(begun.path)
     body = {name for name in after if not name.startswith("model.head.")}
     assert same({name: after[name] for name in body}, {name: before[name] for name in body})
     assert (begun.read_events()[0])["weights"]["drawn"] == ["head.weight", "head.bias"]
@@ -454,13 +465,15 @@ def test_weights_that_are_not_finite_are_refused_on_every_rank(project: Path, tm
     assert "not finite (NaN or infinity), in blocks.1.mlp.up.weight: no run can train from them" in told
 
 
-def test_nothing_half_made_is_left(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_half_made_is_left(
+    trained: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     folder = a_folder(tmp_path / "hf", gpt2())
     before = sorted(tmp_path.iterdir())
-    path = project / "runs" / "gpt2"
+    path = trained("gpt2")
     with monkeypatch.context() as patch:
         patch.setattr("codescent.verbs.export_run.write_weights", full)
         with pytest.raises(UserError, match="no space left"):
@@ -473,10 +486,10 @@ def test_nothing_half_made_is_left(project: Path, tmp_path: Path, monkeypatch: p
 
 
 def test_what_cannot_be_done_has_exit_code_2(
-    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], forker: Forker
+    project: Path, trained: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], forker: Forker
 ) -> None:
     (tmp_path / "there").mkdir()
-    path = project / "runs" / "gpt2"
+    path = trained("gpt2")
     sizes = ("model.num_layers=auto", "model.num_encoder_layers=1", "model.num_decoder_layers=1")
     sizes += ("model.seq_len=auto", "model.source_len=8", "model.target_len=8")
     forker.train(project, "encoder", 1, *UNTRAINED, "model.kind=transformer", *sizes)

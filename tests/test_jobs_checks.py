@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 from disks import small_disk
-from runs import called, make_project, train
+from forker import Forker
+from runs import called, make_project
 
 from codescent.build import saved_plan
 from codescent.config.load import load
@@ -307,11 +308,11 @@ def test_damaged_data_and_splits_that_are_too_short(prepared: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def begun(tmp_path_factory: pytest.TempPathFactory, forker: Forker) -> Path:
     """A folder with a run `tiny` of 6 steps on one rank, which has ended."""
     folder = tmp_path_factory.mktemp("begun")
     make_project(folder)
-    train(folder, "tiny", "train.num_steps=6", "optimizer.decay_steps=20", "train.eval_every=0")
+    forker.train(folder, "tiny", 1, "train.num_steps=6", "optimizer.decay_steps=20", "train.eval_every=0")
     return folder
 
 

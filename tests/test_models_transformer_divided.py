@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import transformer_ranks
+from batches import selected
 from declared_traffic import on_gloo_sent
 from forker import Forker
 
@@ -17,21 +18,33 @@ from codescent.strategies import TensorParallel
 
 
 @pytest.fixture(scope="module")
-def answers(forker: Forker, tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:
-    """Of each rank, by case."""
-    return forker.call("transformer_ranks:work", tmp_path_factory.mktemp("divided"), transformer_ranks.DEGREE)
+def answers(
+    forker: Forker, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> list[dict[int, dict[str, Any]]]:
+    """Of each rank, by number of the case."""
+    folder, numbers = tmp_path_factory.mktemp("divided"), {params["number"] for params in selected(request)}
+    found = forker.call("transformer_ranks:work", folder, transformer_ranks.DEGREE, numbers=sorted(numbers))
+    return [dict(of_rank) for of_rank in found]
 
 
-@pytest.mark.parametrize("number", range(len(transformer_ranks.CASES)))
-def test_divided_over_tp_it_is_the_whole(answers: list[list[dict[str, Any]]], number: int) -> None:
+QUICK = (2, 5, 11, 14, 16, 19)
+"""Each option, each kind of recompute, with and without a divided sequence; the others are slow."""
+NUMBERS = [
+    pytest.param(number, marks=[] if number in QUICK else [pytest.mark.slow])
+    for number in range(len(transformer_ranks.CASES))
+]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_divided_over_tp_it_is_the_whole(answers: list[dict[int, dict[str, Any]]], number: int) -> None:
     for answer in answers:
         assert answer[number]["loss"] < 1e-12
         for name, error in answer[number]["errors"].items():
             assert error < 1e-12, (transformer_ranks.CASES[number], name)
 
 
-@pytest.mark.parametrize("number", range(len(transformer_ranks.CASES)))
-def test_what_it_sends_is_what_the_plan_declares(answers: list[list[dict[str, Any]]], number: int) -> None:
+@pytest.mark.parametrize("number", NUMBERS)
+def test_what_it_sends_is_what_the_plan_declares(answers: list[dict[int, dict[str, Any]]], number: int) -> None:
     declared: Counter[tuple[Any, ...]] = Counter()
     for t in transformer_ranks.plan_of(transformer_ranks.CASES[number]).traffic:
         for kind, size in on_gloo_sent(t, transformer_ranks.DEGREE):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import ring_ranks
 import torch
+from batches import selected
 from declared_traffic import on_gloo_sent
 from forker import Forker
 
@@ -21,12 +22,16 @@ DTYPE = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16"}
 
 
 @pytest.fixture(scope="module")
-def found(forker: Forker, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def found(
+    forker: Forker, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> list[dict[str, Any]]:
     """What each rank has found, by size of the group (JSON has strings as keys)."""
-    return forker.call("ring_ranks:work", tmp_path_factory.mktemp("ring"), len(ring_ranks.GROUPS))
+    sizes = {params["answers"] for params in selected(request) if "answers" in params}
+    folder = tmp_path_factory.mktemp("ring")
+    return forker.call("ring_ranks:work", folder, len(ring_ranks.GROUPS), sizes=sorted(sizes))
 
 
-@pytest.fixture(params=[len(ranks) for ranks in ring_ranks.GROUPS])
+@pytest.fixture(params=[1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def answers(request: pytest.FixtureRequest, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What each rank of a group of so many found, in the order of the group."""
     of_group = dict(rank[str(request.param)] for rank in found if str(request.param) in rank)

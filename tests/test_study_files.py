@@ -14,6 +14,7 @@ from codescent.study import Kind, PointState, Study
 from codescent.study.accept import refusals
 from codescent.study.evaluate import Taken, evaluated
 from codescent.study.file import read_study
+from codescent.study.marks import MarkKind, mark
 from codescent.study.points import specs_of
 from codescent.study.repeat import Repeat
 from codescent.study.result import Group
@@ -226,7 +227,7 @@ def test_the_table_of_a_study_is_a_table(project: Path) -> None:
     assert [len(point.repeats) for point in (one, two, four)] == [2, 1, 0]
     assert four.state is PointState.OUT_OF_MEMORY
     study = evaluated("s", Kind.STRONG, {"ranks": 1}, [one, two, four])
-    assert study.groups[0].points[0].marks == ["spreads 18 %"]
+    assert study.groups[0].points[0].marks == [mark(MarkKind.SPREADS, share="18 %")]
     said, _ = study.paragraphs
     assert "exposed communication 27 %" in said, "2 x 0.2 s of 2 x 0.75 s"
     assert "grew from 0 % to 27 %: the ranks wait for each other" in said
@@ -300,7 +301,7 @@ def strong(seconds: dict[int, list[float]], *crowded: int) -> Group:
     """The group of a study of ranks. `crowded`: those with more threads than cores."""
     taken = []
     for ranks, times in seconds.items():
-        notes = ("oversubscribed: 4 threads on 2 cores",) if ranks in crowded else ()
+        notes = (mark(MarkKind.OVERSUBSCRIBED, threads=4, cores=2),) if ranks in crowded else ()
         repeats = [Repeat(step_s, number, tokens=64.0, notes=notes) for number, step_s in enumerate(times, 1)]
         taken.append(Taken({"ranks": ranks}, ranks, PointState.DONE, repeats=repeats))
     return evaluated("s", Kind.STRONG, {"ranks": 1}, taken).groups[0]

@@ -16,6 +16,7 @@ from codescent.study import Kind, PointState
 from codescent.study.batch import LinearStepTime, batch_that_keeps
 from codescent.study.evaluate import Taken, evaluated
 from codescent.study.laws import AMDAHL, GUSTAFSON, UNIVERSAL, fitted
+from codescent.study.marks import Mark, MarkKind, mark
 from codescent.study.repeat import Repeat
 from codescent.study.words import efficiency_of, folded, times
 
@@ -109,7 +110,8 @@ def test_rounding_lets_no_efficiency_contradict_its_speed_up(
 
 
 def test_marks_that_differ_in_numbers_are_one() -> None:
-    marks = [(f"ranks={n}", f"spreads {n}.5 %") for n in (10, 2, 8, 4)]
+    marks: list[tuple[str, Mark | str]] = []
+    marks += [(f"ranks={n}", mark(MarkKind.SPREADS, share=f"{n}.5 %")) for n in (10, 2, 8, 4)]
     marks += [("ranks=2", "a repeat failed: exit code 3"), ("ranks=4", "a repeat failed: exit code 4")]
     assert [(one.about, one.mark) for one in folded(marks)] == [
         ("4 points", "spreads 2.5 to 10.5 %"),

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from batches import selected
 from forker import Forker
 from rank_server import Place
 from torch import Tensor
@@ -514,35 +515,33 @@ def work(place: Place, names: list[str]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def answers(forker: Forker, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, bool], list[dict[str, Any]]]:
-    """By degree, the slow or the quick cases: of each rank, by case, what it returned."""
+def answers(
+    forker: Forker, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Callable[[int], list[dict[str, Any]]]:
+    """By degree: of each rank, by case, what it returned."""
     folder = tmp_path_factory.mktemp("operators")
 
     @functools.cache
-    def of(degree: int, slow: bool) -> list[dict[str, Any]]:
-        names = [name for name in CASES if is_slow(degree, name) == slow]
+    def of(degree: int) -> list[dict[str, Any]]:
+        names = [params["name"] for params in selected(request) if params.get("degree") == degree]
         return forker.call(f"{__name__}:work", folder, degree, names=names)
 
     return of
-
-
-def is_slow(degree: int, name: str) -> bool:
-    return degree == 4 and name in SLOW_ON_FOUR
 
 
 @pytest.mark.timeout(160)
 @pytest.mark.parametrize(
     ("degree", "name"),
     [
-        pytest.param(degree, name, marks=[pytest.mark.slow] * is_slow(degree, name))
+        pytest.param(degree, name, marks=[pytest.mark.slow] * (degree == 4 and name in SLOW_ON_FOUR))
         for degree in DEGREES
         for name in CASES
     ],
 )
 def test_operators_do_what_one_device_does(
-    answers: Callable[[int, bool], list[dict[str, Any]]], degree: int, name: str
+    answers: Callable[[int], list[dict[str, Any]]], degree: int, name: str
 ) -> None:
-    ranks = answers(degree, is_slow(degree, name))
+    ranks = answers(degree)
     failures = [rank[name].get("failed") for rank in ranks]
     assert failures == [None] * degree, "\n".join(filter(None, failures))
     # What a case returns is the same on every rank, to the bit.

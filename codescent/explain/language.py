@@ -31,6 +31,10 @@ class Language:
         """The sentence in this language, with its values. A sentence is a literal: the message files have it."""
         return self.messages.gettext(sentence).format(**values)
 
+    def told(self, sentence: str, **values: object) -> str:
+        """The same for a sentence of another room, which names it by `message` (study/marks.py)."""
+        return self(sentence, **values)
+
     def many(self, one: str, several: str, number: int, **values: object) -> str:
         """`one` or `several`, as the language says this number. It has {number}."""
         return self.messages.ngettext(one, several, number).format(number=f"{number:,}", **values)

@@ -67,7 +67,7 @@ def _frames(study: Study, group: Group, points: Sequence[Point], say: Language) 
         Kind.THREADS: say("The threads of one rank share a step."),
     }[study.kind]
     lost = [_without(one, say) for one in group.points if one not in points]
-    marks = [f"{one.name}: {mark}" for one in points for mark in one.marks]
+    marks = [f"{one.name}: {say.told(mark.kind.value, **dict(mark.values))}" for one in points for mark in one.marks]
     slower = [one for one in points if one.serial_share is not None and one.serial_share.value > 1]
     yield LessonFrame(
         title(say("What was measured")),
@@ -118,7 +118,14 @@ def _without(one: Point, say: Language) -> str:
     """Why a point is not in the table."""
     if one.state is PointState.DONE:
         return say("{name}: its baseline is not measured", name=one.name)
-    return f"{one.name}: {one.why or one.state}"
+    state = {
+        PointState.FAILED: say("failed"),
+        PointState.OUT_OF_MEMORY: say("out of memory"),
+        PointState.REFUSED: say("refused"),
+        PointState.TO_DO: say("not run yet"),
+    }[one.state]
+    why = f" ({one.why})" if one.why else ""  # in the words of the run
+    return f"{one.name}: {state}{why}"
 
 
 def _unit(study: Study, say: Language) -> str:

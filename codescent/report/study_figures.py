@@ -14,9 +14,9 @@ from codescent.report.content import Picture
 from codescent.report.frame import legend_above
 from codescent.report.style import BLACK, PALETTE, PICTURE_IN, TEXT_GREY, literal, plain
 from codescent.results import Interval
+from codescent.study.marks import MarkKind
 from codescent.study.points import axes_named, values_of
 from codescent.study.result import Fit, Group, Point, PointQuantity, PointState, PredictedPoint, Study
-from codescent.study.words import SUPER_LINEAR
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -263,8 +263,8 @@ def _predicted_line(axes: Axes, points: Sequence[Point], quantity: Quantity, col
 
 def _super_linear(point: Point, quantity: Quantity) -> bool:
     """Whether a point is marked so, in a figure of speed-up or efficiency."""
-    wanted = f"computation {SUPER_LINEAR}" if quantity.name.endswith(COMPUTE) else SUPER_LINEAR
-    return quantity.ideal is not None and any(mark.startswith(wanted) for mark in point.marks)
+    wanted = MarkKind.COMPUTATION if quantity.name.endswith(COMPUTE) else MarkKind.SUPER_LINEAR
+    return quantity.ideal is not None and any(mark.kind is wanted for mark in point.marks)
 
 
 def _workers_axis(axes: Axes, workers: Sequence[int], unit: str) -> None:

@@ -18,11 +18,12 @@ from codescent.results.statistics import Values, medians
 from codescent.study.file import NODES, WORKERS
 from codescent.study.folder import Definition
 from codescent.study.laws import AMDAHL, GUSTAFSON, UNIVERSAL, fitted
+from codescent.study.marks import Mark, MarkKind, mark
 from codescent.study.points import growing, is_of, name_of
 from codescent.study.predicted import predicted_point, sentences
-from codescent.study.repeat import OVERSUBSCRIBED, Repeat
+from codescent.study.repeat import Repeat
 from codescent.study.result import Fit, Group, Kind, Point, PointQuantity, PointState, PredictedPoint, Study
-from codescent.study.words import BUSY, OTHERS, SPREAD, SPREADS, SUPER_LINEAR, paragraphs
+from codescent.study.words import BUSY, SPREAD, paragraphs
 
 UNSUITABLE = "not for this study"
 """Beginning of what is said of a law that is for work of another kind."""
@@ -147,9 +148,9 @@ def _point(kind: Kind, one: Taken, base: Taken) -> Point:
     speed_up = PointQuantity(*(_speed_up(one, base, growth, name) for name in ("step_s", "compute_s")))
     efficiency = PointQuantity(*(_scaled(found, grown) for found in (speed_up.total, speed_up.compute)))
     marks = [*_marks(one), *_other_threads(kind, one, base)]
-    for what, found in ((SUPER_LINEAR, efficiency.total), (f"computation {SUPER_LINEAR}", efficiency.compute)):
+    for what, found in ((MarkKind.SUPER_LINEAR, efficiency.total), (MarkKind.COMPUTATION, efficiency.compute)):
         if found is not None and grown is not None and grown > 1 and _exceeds_one(found):
-            marks.append(what)
+            marks.append(mark(what))
     return replace(
         point,
         step_s=step_s,
@@ -261,27 +262,27 @@ def _serial_share(kind: Kind, speed_up: Interval | None, grown: float | None) ->
     return Interval(share(speed_up.value), share(speed_up.high), share(speed_up.low))
 
 
-def _marks(one: Taken) -> list[str]:
+def _marks(one: Taken) -> list[Mark]:
     """What a reader must know about the repeats of a point."""
     repeats, seconds = one.repeats, _values(one.repeats, "step_s")
     marks = list(dict.fromkeys(note for repeat in repeats for note in repeat.notes))
     if (wide := spread(seconds)) > SPREAD:
-        marks.append(f"{SPREADS} {of_share(wide)}")
+        marks.append(mark(MarkKind.SPREADS, share=of_share(wide)))
     if (busy := max(_values(repeats, "others"), default=0.0)) > BUSY:
-        marks.append(f"{OTHERS} {of_share(busy)} of the cores")
-    marks += [f"a repeat failed: {why}" for why in dict.fromkeys(one.failed)]
+        marks.append(mark(MarkKind.OTHERS, share=of_share(busy)))
+    marks += [mark(MarkKind.FAILED, why=why) for why in dict.fromkeys(one.failed)]
     if len(repeats) < one.wanted:
-        marks.append(f"repeats: {len(repeats)} of {one.wanted}")
+        marks.append(mark(MarkKind.FEWER, done=len(repeats), wanted=one.wanted))
     return marks
 
 
-def _other_threads(kind: Kind, one: Taken, base: Taken) -> list[str]:
+def _other_threads(kind: Kind, one: Taken, base: Taken) -> list[Mark]:
     """That ranks of a point had another number of threads than those of the baseline: the comparison is unfair."""
     mine, of_base = (sorted(set(_values(taken.repeats, "threads"))) for taken in (one, base))
     if kind is Kind.THREADS or not (mine and of_base) or mine == of_base:
         return []
-    counts = [" or ".join(f"{number:.0f}" for number in numbers) for numbers in (mine, of_base)]
-    return [f"threads of a rank: {counts[0]}, of the baseline: {counts[1]}; train.num_threads sets them"]
+    here, there = ("/".join(f"{number:.0f}" for number in numbers) for numbers in (mine, of_base))
+    return [mark(MarkKind.THREADS, here=here, there=there)]
 
 
 def _marked_steps(points: Sequence[Point]) -> list[Point]:
@@ -293,8 +294,8 @@ def _marked_steps(points: Sequence[Point]) -> list[Point]:
         gain, ideal = gain_of(small, large)
         sure = all(one.step_s.total is None or math.isnan(one.step_s.total.low) for one in (small, large))
         if ideal > 1 and gain > ideal * (1.0 if sure else 1.0 + SPREAD):
-            mark = f"faster than ideal: {gain:.2f} times as fast as {small.workers}, with {ideal:.3g} times as many"
-            found[index] = replace(large, marks=[*large.marks, mark])
+            values = {"gain": f"{gain:.2f}", "workers": small.workers, "ideal": f"{ideal:.3g}"}
+            found[index] = replace(large, marks=[*large.marks, mark(MarkKind.FASTER, **values)])
     return found
 
 
@@ -324,4 +325,4 @@ def _fits(kind: Kind, members: Sequence[Taken], base: Taken) -> list[Fit]:
 
 
 def _oversubscribed(one: Taken) -> bool:
-    return any(note.startswith(OVERSUBSCRIBED) for repeat in one.repeats for note in repeat.notes)
+    return any(note.oversubscribed for repeat in one.repeats for note in repeat.notes)

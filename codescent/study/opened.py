@@ -15,6 +15,7 @@ from codescent.results import Run, State, differing
 from codescent.study.evaluate import Taken, evaluated
 from codescent.study.file import config_named
 from codescent.study.folder import Attempt, StudyFolder
+from codescent.study.marks import MarkKind, mark
 from codescent.study.points import Spec, growing
 from codescent.study.repeat import Repeat, going_on, repeat_of
 from codescent.study.result import PointState, Study
@@ -24,6 +25,13 @@ OF_THE_MODEL = ("model.", "lora.", "data.tokenizer")
 
 DONE = PointState.DONE
 FAILED = (PointState.FAILED, PointState.OUT_OF_MEMORY)
+
+NOT_ENDED = {
+    State.UNFINISHED: MarkKind.UNFINISHED,
+    State.STOPPED: MarkKind.STOPPED,
+    State.FAILED: MarkKind.BROKEN,
+}
+"""The mark of a repeat whose run has this state."""
 
 DECIDE = ("device", "processor", "cores", "torch")
 """Facts in which the machines of one comparison must agree."""
@@ -122,13 +130,14 @@ def _repeat(attempt: Attempt, warmup: int, machine: Mapping[str, Any], formula: 
     assert attempt.run is not None
     _refuse_damage(attempt.run)
     repeat, notes = repeat_of(attempt.run, attempt.number, warmup, attempt.record, formula), []
-    if attempt.run.state is not State.DONE:
-        notes.append(f"repeat {attempt.number}: its run has not ended ({attempt.run.state})")
+    if (state := attempt.run.state) is not State.DONE:
+        notes.append(mark(NOT_ENDED[state], repeat=attempt.number))
     facts = attempt.run.environment
-    differ = [name for name in DECIDE if facts.get(name) != machine[name]]
-    if differ:
-        said = ", ".join(f"{name} {facts.get(name)}, not {machine[name]}" for name in differ)
-        notes.append(f"other machine: {said}")
+    notes += [
+        mark(MarkKind.MACHINE, fact=name, here=facts.get(name), there=machine[name])
+        for name in DECIDE
+        if facts.get(name) != machine[name]
+    ]
     return replace(repeat, notes=(*repeat.notes, *notes))
 
 

@@ -17,9 +17,7 @@ from codescent.plan.activations import CPU, CUDA
 from codescent.planner.step_parts import of_busiest_stage
 from codescent.record import METRICS_JSONL
 from codescent.results import PARTS, Run, parts_of_ranks
-
-OVERSUBSCRIBED = "oversubscribed"
-"""How the note begins about a run that had more threads than cores: fits leave its point out."""
+from codescent.study.marks import Mark, MarkKind, mark
 
 
 def going_on(run: Path) -> str:
@@ -46,7 +44,7 @@ class Repeat:
         wall_s: seconds of the whole run with its start.
         threads: of a rank, where they are those that compute: on a CPU.
         mesh: degree of each axis of its mesh; empty: unknown.
-        notes: what a reader must know, such as "oversubscribed: ...".
+        notes: what a reader must know, such as that it was oversubscribed.
         run: its folder.
     """
 
@@ -65,7 +63,7 @@ class Repeat:
     wall_s: float | None = None
     threads: int | None = None
     mesh: Mapping[str, int] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[Mark, ...] = ()
     run: str = ""
 
     @property
@@ -127,7 +125,7 @@ def repeat_of(
         wall_s=record.get("wall_s"),
         threads=run.environment.get("num_threads") if run.environment.get("device") == "cpu" else None,
         mesh={axis: plan.mesh.degree(axis) for axis in AXES} if plan else {},
-        notes=(f"{OVERSUBSCRIBED}: {run.crowd[0]} threads on {run.crowd[1]} cores",) if run.crowd else (),
+        notes=(mark(MarkKind.OVERSUBSCRIBED, threads=run.crowd[0], cores=run.crowd[1]),) if run.crowd else (),
         run=str(run.folder.path),
     )
 

@@ -12,6 +12,7 @@ from codescent.plan import FlopFormula
 from codescent.planner.bands import Band
 from codescent.planner.beside import COMPUTING, ComparedPart
 from codescent.results import Interval
+from codescent.study.marks import Mark
 
 
 class Kind(StrEnum):
@@ -93,7 +94,7 @@ class Point:
         memory_bytes: largest peak memory of a rank; None: unknown.
         serial_share: the share that Amdahl's law gives this point (Karp & Flatt 1990); None: the baseline, or unknown.
         load: largest load of the machine per core during its repeats; None: unknown.
-        marks: what a reader must know, such as "super-linear", "spreads 12 %".
+        marks: what a reader must know, such as that it is super-linear.
         runs: the run folders of its repeats.
         tokens: of a step, of all ranks; None: unknown.
         others: largest share of the cores that other programs used during its repeats; None: unknown.
@@ -118,7 +119,7 @@ class Point:
     memory_bytes: int | None = None
     serial_share: Interval | None = None
     load: float | None = None
-    marks: Sequence[str] = ()
+    marks: Sequence[Mark] = ()
     runs: Sequence[str] = ()
     tokens: float | None = None
     others: float | None = None

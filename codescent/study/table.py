@@ -19,6 +19,7 @@ from codescent.base.reading import read_bytes
 from codescent.results import PARTS
 from codescent.study.evaluate import Taken
 from codescent.study.file import WORKERS
+from codescent.study.marks import MarkKind, mark
 from codescent.study.points import growing, name_of, shown
 from codescent.study.repeat import Repeat
 from codescent.study.result import Kind, PointState
@@ -209,7 +210,7 @@ def _row(repeat: Repeat) -> dict[str, Any]:
         **repeat.parts_s,
         "load_before": before,
         "load_after": after,
-        "notes": "; ".join(repeat.notes),
+        "notes": "; ".join(map(str, repeat.notes)),
     }
 
 
@@ -223,7 +224,8 @@ def _repeat(values: Mapping[str, str], time: str, number: int) -> Repeat:
     parts = {name: numbers.pop(name) for name in PARTS if name in numbers}
     memory = numbers.pop("memory_bytes", None)
     rest: dict[str, Any] = {name: numbers.get(name) for name in MEASURED if name not in ("step_s", "memory_bytes")}
-    notes = tuple(filter(None, values.get("notes", "").split("; ")))
+    texts = filter(None, values.get("notes", "").split("; "))
+    notes = tuple(mark(MarkKind.NOTED, text=text) for text in texts)
     if parts and len(parts) == len(PARTS) and rest["compute_s"] is None:
         rest["compute_s"] = parts["forward_s"] + parts["backward_s"] or None
     return Repeat(

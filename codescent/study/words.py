@@ -15,8 +15,8 @@ from codescent.base.counted import counted
 from codescent.results import PART_WORDS, PARTS, Interval
 from codescent.study.batch import KEPT, said_of
 from codescent.study.file import NODES
+from codescent.study.marks import Mark, MarkKind
 from codescent.study.points import values_of
-from codescent.study.repeat import OVERSUBSCRIBED
 from codescent.study.result import Group, Kind, Point, PointState, Study
 
 ALMOST_LINEAR = 0.95
@@ -24,20 +24,12 @@ ALMOST_LINEAR = 0.95
 
 WIDE = 0.01
 """Half the width of an interval of a speed-up, from which it decides how many digits are shown."""
-SUPER_LINEAR = "super-linear"
-"""The mark of a point whose efficiency is clearly above 1."""
-
-SPREADS = "spreads"
-"""How the mark of a point begins whose repeats spread more than SPREAD."""
 
 SPREAD = 0.05
-"""(largest - smallest) / median of the repeats of a point."""
+"""A point is marked if (largest - smallest) / median of its repeats is more than this."""
 
-OTHERS = "other programs used"
-"""How the mark of a point begins during which other programs used more than BUSY."""
-
-COUNTED = (SPREADS, OVERSUBSCRIBED, OTHERS, "repeats: ")
-"""How marks begin whose numbers alone differ between points."""
+COUNTED = (MarkKind.SPREADS, MarkKind.OVERSUBSCRIBED, MarkKind.OTHERS, MarkKind.FEWER)
+"""Marks whose numbers alone differ between points."""
 
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 
@@ -92,7 +84,7 @@ def _trust(study: Study) -> Iterator[str]:
     """Whether the times can be trusted."""
     known = [point for group in study.groups for point in group.points if point.repeats > 1]
     points = [point for point in known if not _is_oversubscribed(point)]  # threads that share cores always spread
-    wide = [point for point in points if any(mark.startswith(SPREADS) for mark in point.marks)]
+    wide = [point for point in points if any(mark.kind is MarkKind.SPREADS for mark in point.marks)]
     if wide:
         busy = max((point.others or 0.0 for point in wide), default=0.0)
         why = f"; other programs used up to {of_share(busy)} of the cores" if busy > BUSY else ""
@@ -162,7 +154,7 @@ def _judged(point: Point, unit: str) -> str:
     efficiency = point.efficiency.total
     if efficiency is None or point.workers is None:
         return ""
-    if SUPER_LINEAR in point.marks:
+    if any(mark.kind is MarkKind.SUPER_LINEAR for mark in point.marks):
         return "That is more than linear: look for a cause, such as a cache, before trusting it."
     if efficiency.value >= ALMOST_LINEAR:
         return "That is almost linear."
@@ -234,13 +226,13 @@ def _marked(group: Group, unit: str) -> Iterator[str]:
     """Pairs of points that do not fit together."""
     for point in group.points:
         for mark in point.marks:
-            if mark.startswith("faster than ideal"):
+            if mark.kind is MarkKind.FASTER:
                 name = short_name(point, group, unit)
                 yield f"Inconsistent: {name}: {mark}. The conditions of the two differed: measure both again."
 
 
 def _is_oversubscribed(point: Point) -> bool:
-    return any(mark.startswith(OVERSUBSCRIBED) for mark in point.marks)
+    return any(mark.oversubscribed for mark in point.marks)
 
 
 def _grid(study: Study) -> Iterator[str]:
@@ -338,16 +330,16 @@ class Folded(NamedTuple):
     points: Sequence[str]
 
 
-def folded(marks: Sequence[tuple[str, str]]) -> list[Folded]:
+def folded(marks: Sequence[tuple[str, Mark | str]]) -> list[Folded]:
     """Marks of points, each kind once. Marks of COUNTED kinds that differ only in numbers are one.
 
     Args:
-        marks: the name of a point, and one of its marks.
+        marks: the name of a point, and one of its marks; or why it has no numbers.
     """
     kinds: dict[str, list[tuple[str, str]]] = {}
     for name, mark in marks:
-        kind = NUMBER.sub("\0", mark) if mark.startswith(COUNTED) else mark
-        kinds.setdefault(kind, []).append((name, mark))
+        text, counts = str(mark), isinstance(mark, Mark) and (mark.kind in COUNTED or mark.oversubscribed)
+        kinds.setdefault(NUMBER.sub("\0", text) if counts else text, []).append((name, text))
     said = []
     for found in kinds.values():
         names = list(dict.fromkeys(name for name, _ in found))
