@@ -25,7 +25,7 @@ def prompt_logprobs(module: Decoder, tokens: Sequence[int], top: int) -> list[To
         return [None] * len(tokens)
     device = module.tok.weight.device
     inputs_1T = torch.tensor(tokens[:-1], device=device)[None]
-    logits_TV: Tensor = module(inputs_1T)[0]
+    logits_TV: Tensor = module.eval()(inputs_1T)[0]
     found: list[TokenLogprob | None] = [None]
     for first in range(0, len(logits_TV), ROWS):
         piece_RV = torch.log_softmax(logits_TV[first : first + ROWS].float(), -1)

@@ -145,8 +145,8 @@ class CompletionAnswer(Answer):
         tops: list[Json | None] = []
         for one in text.logprobs:
             named: Json = {}
-            for token, value in () if one is None else (*one.top, (one.token, one.logprob)):
-                named.setdefault(self._text_of(token), value)
+            for number, value in () if one is None else (*one.top, (one.token, one.logprob)):
+                named.setdefault(self._text_of(number), value)
             tops.append(named if one is not None else None)
         return {
             "tokens": tokens,

@@ -20,7 +20,7 @@ from codescent.serving.service import Service
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "default-src 'none'; img-src data:; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'"
 )
 """The page loads nothing from elsewhere, runs no script in its text, and is in no frame of another page."""
@@ -33,7 +33,7 @@ PAGE_FILES = {
 
 def make_app(service: Service, *, token: str | None = None, hosts: Collection[str] | None = None) -> ASGIApp:
     """The application. `token`, `hosts`: see `Guard`."""
-    posts = {
+    posts: dict[str, ASGIApp] = {
         "/v1/completions": completions(service),
         "/v1/chat/completions": chats(service),
         "/v1/embeddings": Embeddings(service),

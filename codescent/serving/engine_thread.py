@@ -167,7 +167,7 @@ class EngineThread:
         def act() -> None:
             try:
                 result = work()
-            except BaseException as error:  # noqa: BLE001 - of another thread's work
+            except BaseException as error:
                 self._tell(_settle, future, None, error)
             else:
                 self._tell(_settle, future, result, None)
@@ -188,7 +188,7 @@ class EngineThread:
                     self._give(self._engine.step())
                 if self._beside:
                     self._beside.popleft()()
-        except Exception as error:  # noqa: BLE001 - the requests that wait must learn of it
+        except Exception as error:
             said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             self._tell(self._fail, said)
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from starlette.datastructures import Headers
@@ -39,10 +39,12 @@ class Generate(Generic[Form]):
         path: str,
         form: type[Form],
         prepare: Callable[[Form, Opened], Prepared],
-        answer: Callable[[Service, Form, Prepared], Answer],
+        answer: type[Answer],
     ) -> None:
-        self._service, self._path, self._form = service, path, form
-        self._prepare, self._answer = prepare, answer
+        self._service, self._path = service, path
+        self._form: type[Form] = form
+        self._prepare: Callable[[Form, Opened], Prepared] = prepare
+        self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Raises RefusedRequest before anything is sent; HungUp."""
@@ -54,7 +56,9 @@ class Generate(Generic[Form]):
         headers = {UNUSED: ", ".join(unused)} if unused else {}
         with thread.places(_count(request)):
             prepared = await until_hang_up(receive, asyncio.to_thread(self._prepare, request, opened))
-            answer = self._answer(service, request, prepared)
+            count = len(prepared.prompts) * prepared.each
+            text_of = partial(_text_of, opened)
+            answer = self._answer(service.name, service.which, prepared.num_tokens, count, text_of)
             if isinstance(answer, CompletionAnswer) and isinstance(request, CompletionRequest) and request.echo:
                 answer.echo(await until_hang_up(receive, _echoed(request, prepared, opened, thread)))
             with thread.fly(prepared.wanted) as flight:
@@ -74,31 +78,20 @@ class Generate(Generic[Form]):
 
 def completions(service: Service) -> Generate[CompletionRequest]:
     """`/v1/completions`."""
-    return Generate(service, "/v1/completions", CompletionRequest, prompts.completion, _completion_answer)
+    return Generate(service, "/v1/completions", CompletionRequest, prompts.completion, CompletionAnswer)
 
 
 def chats(service: Service) -> Generate[ChatRequest]:
     """`/v1/chat/completions`."""
-    return Generate(service, "/v1/chat/completions", ChatRequest, prompts.chat, _chat_answer)
+    return Generate(service, "/v1/chat/completions", ChatRequest, prompts.chat, ChatAnswer)
 
 
 def _count(request: CompletionRequest | ChatRequest) -> int:
     return (len(request.prompt) if isinstance(request, CompletionRequest) else 1) * (request.n or 1)
 
 
-def _text_of(opened: Opened) -> Callable[[int], str]:
-    return lambda token: opened.tokenizer.decode([token])
-
-
-def _completion_answer(service: Service, request: CompletionRequest, prepared: Prepared) -> CompletionAnswer:
-    opened, _ = service.generator()
-    count = len(prepared.prompts) * prepared.each
-    return CompletionAnswer(service.name, service.which, prepared.num_tokens, count, _text_of(opened))
-
-
-def _chat_answer(service: Service, request: ChatRequest, prepared: Prepared) -> ChatAnswer:
-    opened, _ = service.generator()
-    return ChatAnswer(service.name, service.which, prepared.num_tokens, prepared.each, _text_of(opened))
+def _text_of(opened: Opened, token: int) -> str:
+    return opened.tokenizer.decode([token])
 
 
 async def _echoed(
@@ -112,21 +105,19 @@ async def _echoed(
         if request.logprobs is not None:
             top = request.logprobs
             one.ids = list(ids)
-            one.logprobs = await thread.call(lambda ids=ids: prompt_logprobs(thread.engine.module, ids, top))  # type: ignore[misc]
+            one.logprobs = await thread.call(partial(prompt_logprobs, thread.engine.module, ids, top))
         found += [one] * prepared.each
     return found
 
 
-async def _events(
-    flight: Flight, first: tuple[int, Any] | None, answer: Answer
-) -> AsyncIterator[Json]:
+async def _events(flight: Flight, first: tuple[int, Any] | None, answer: Answer) -> AsyncIterator[Json]:
     """The choices of each event, as the engine gives them."""
     for choice in answer.begin():
         yield choice
     arrived = first
     while arrived is not None:
-        if (choice := answer.take(*arrived)) is not None:
-            yield choice
+        if (part := answer.take(*arrived)) is not None:
+            yield part
         arrived = await flight.next()
 
 

@@ -34,8 +34,8 @@ class Guard:
     """Refuses requests by their headers, counts them, and answers errors.
 
     A page of the web could send requests to this machine by its user's browser. So a request to the loopback address
-    must name this machine as its host (else a name of the attacker's may lead here, "DNS rebinding"), and a body must be
-    JSON, which a browser sends elsewhere only if that place allows it.
+    must name this machine as its host (else a name of the attacker's may lead here, "DNS rebinding"). And a body must
+    be JSON, which a browser sends elsewhere only if that place allows it.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Guard:
         except HTTPException as error:
             said = f"there is no {scope['method']} {scope['path'][:100]} here"
             await _answer(RefusedRequest(error.status_code, said), scope, receive, watched)
-        except Exception:  # noqa: BLE001 - a fault of ours: the client and the log learn of it, and others are served
+        except Exception:
             warn(f"request {identity}: {scope['method']} {scope['path']}: {traceback.format_exc()}")
             if not status:
                 wrong = RefusedRequest(500, f"a fault of the program, in its log as request {identity}")

@@ -83,7 +83,9 @@ def chat(request: ChatRequest, opened: Opened) -> Prepared:
     _refuse_long(len(prompt), given or 1, opened.seq_len, "", "messages")
     tokens = given or opened.seq_len - len(prompt)
     return Prepared(
-        [prompt], request.n or 1, [_sampling(request, tokens, (request.top_logprobs or 0) if request.logprobs else None)]
+        [prompt],
+        request.n or 1,
+        [_sampling(request, tokens, (request.top_logprobs or 0) if request.logprobs else None)],
     )
 
 

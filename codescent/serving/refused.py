@@ -22,7 +22,13 @@ class RefusedRequest(Exception):
     """
 
     def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry_s: int | None = None
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_s: int | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.param, self.code, self.retry_s = status, message, param, code, retry_s

@@ -10,6 +10,7 @@ import stat
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,8 @@ class RequestLog:
     """A file to which each answered request adds a line.
 
     A line has the mean loss of each prompt by the model that answered it. So a report sees whether texts are less
-    likely than those of the validation split. This costs one more pass over the prompt, between two steps of the engine.
+    likely than those of the validation split. This costs one more pass over the prompt, between two
+    steps of the engine.
     """
 
     def __init__(self, path: Path) -> None:
@@ -97,7 +99,7 @@ class RequestLog:
 
     async def write(self, entry: Entry, thread: EngineThread) -> None:
         """Add the line of a request. A full disk is said once, and loses lines, not answers."""
-        losses = [await thread.call(lambda ids=ids: _mean_loss(thread, ids)) for ids in entry.prompts]  # type: ignore[misc]
+        losses = [await thread.call(partial(_mean_loss, thread, ids)) for ids in entry.prompts]
         fields = {name: value for name, value in asdict(entry).items() if name != "prompts"}
         line = json.dumps({"version": VERSION, **fields, "prompt_losses": losses}, ensure_ascii=False)
         try:

@@ -131,7 +131,7 @@ class JsonSchema(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """What an answer must be: any text, any JSON object, or JSON of a schema; of this server also a regex or grammar."""
+    """What an answer must be: text, any JSON object, JSON of a schema; beyond OpenAI's API a regex or a grammar."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -151,8 +151,8 @@ class _Generation(_Request):
     seed: int | None = None
     n: Annotated[int | None, Field(ge=1, le=MOST_CHOICES)] = None
     max_tokens: Annotated[int | None, Field(ge=0)] = None
-    stop: Annotated[list[str], PlainValidator(_stops)] = []  # noqa: RUF012 - pydantic copies it
-    logit_bias: Annotated[dict[int, float], PlainValidator(_bias)] = {}  # noqa: RUF012
+    stop: Annotated[list[str], PlainValidator(_stops)] = []
+    logit_bias: Annotated[dict[int, float], PlainValidator(_bias)] = {}
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None

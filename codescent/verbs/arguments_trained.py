@@ -6,10 +6,12 @@ from __future__ import annotations
 import argparse
 
 from codescent.base.device_kinds import AUTO, NAMES
+from codescent.base.rank import LOOPBACK
 from codescent.plan.flops import FlopFormula
-from codescent.verbs.argument_types import path, path_or_hub, positive, text, whole
+from codescent.verbs.argument_types import not_negative, path, path_or_hub, port, positive, text, whole
 from codescent.verbs.argument_words import CONFIG_HELP, DEVICE_HELP, OVERRIDES_HELP, TARGETS_HELP, checkpoint_arguments
 
+MODEL_HELP = "run folder, a checkpoint in it, or a Hugging Face folder"
 FORMULA_HELP = f"how FLOPs are counted for GFLOP/s and MFU (default {FlopFormula.ATTENTION})"
 
 
@@ -25,6 +27,45 @@ def sample(verb: argparse.ArgumentParser) -> None:
     add("--top-p", type=float, help="sample only from the most probable tokens whose probabilities sum to this value")
     add("--seed", type=int, default=0, help="the same seed gives the same text (default 0)")
     add("--num", type=positive, default=1, help="number of texts for each prompt (default 1)")
+    checkpoint_arguments(verb)
+    add("--device", choices=NAMES, default=AUTO, help=DEVICE_HELP)
+
+
+def generation_arguments(verb: argparse.ArgumentParser) -> None:
+    """Add how tokens are chosen."""
+    add = verb.add_argument
+    add("--temperature", type=float, default=0.8, help="0: always the most probable token (default 0.8)")
+    add("--top-k", type=positive, help="sample only from the K most probable tokens")
+    add("--top-p", type=float, help="sample only from the most probable tokens whose probabilities sum to this value")
+    add("--min-p", type=float, help="sample only from tokens at least so many times as probable as the first")
+
+
+def chat(verb: argparse.ArgumentParser) -> None:
+    """Add the arguments of `codescent chat`."""
+    add = verb.add_argument
+    add("run", type=path, metavar="RUN", help=MODEL_HELP)
+    add("--system", type=text, metavar="TEXT", help="what the model is told before the conversation")
+    add("--tokens", type=positive, default=512, help="largest number of tokens of an answer (default 512)")
+    generation_arguments(verb)
+    add("--seed", type=int, default=0, help="the same seed and messages give the same answers (default 0)")
+    checkpoint_arguments(verb)
+    add("--device", choices=NAMES, default=AUTO, help=DEVICE_HELP)
+
+
+def serve(verb: argparse.ArgumentParser) -> None:
+    """Add the arguments of `codescent serve`."""
+    add = verb.add_argument
+    add("run", type=path, metavar="RUN", help=MODEL_HELP)
+    add("--host", type=text, default=LOOPBACK, help=f"address to listen at (default {LOOPBACK}: this machine alone)")
+    add("--port", type=port, default=8000, help="port to listen at; 0: a free one (default 8000)")
+    add("--name", type=text, help="name of the model in requests (default: that of the folder)")
+    add("--rows", type=positive, default=16, help="texts that are generated at a time (default 16)")
+    add("--waiting", type=whole, default=64, help="texts that may wait for that; more are refused (default 64)")
+    token_help = "file with the token that clients must know (default: none on loopback, else ~/.codescent/serve_token)"
+    add("--token-file", type=path, metavar="FILE", help=token_help)
+    add("--log", type=path, metavar="FILE", help="write requests and answers into this file (default: none are kept)")
+    grace_help = "seconds that running requests may take after SIGTERM (default 600)"
+    add("--grace", type=not_negative, default=600.0, metavar="S", help=grace_help)
     checkpoint_arguments(verb)
     add("--device", choices=NAMES, default=AUTO, help=DEVICE_HELP)
 
