@@ -25,6 +25,8 @@ from codescent.serving import http_server
 from codescent.serving.engine_thread import EngineThread
 from codescent.serving.service import Service
 from codescent.serving.watch import Watch
+from codescent.tasks.conversations.chat_files import ChatFiles
+from codescent.tasks.conversations.chat_template import ChatTemplate, ChatTokens
 from codescent.tasks.task import Prompts
 
 SIZES = {"num_layers": 2, "num_heads": 2, "hidden_dim": 16, "seq_len": 64}
@@ -169,3 +171,15 @@ def served(engine: Any, *, rows: int = 4, waiting: int = 8, chat: Any = None, **
             engine.gate.set()
         server.stop()
         server.join()
+
+
+TALK = (
+    "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+"""A chat template that is short enough for a tiny model."""
+
+
+def chat_tokens(text: str = TALK) -> ChatTokens:
+    """A chat template for bytes."""
+    return ChatTokens(ChatTemplate(ChatFiles("talk.jinja", text, {})), ByteTokenizer())

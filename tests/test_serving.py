@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
-from served import Scripted, Served, engine, opened, served, tiny
+from served import Scripted, Served, chat_tokens, engine, served, tiny
 
 from codescent.base.errors import RunFailed
 from codescent.inference.prompt_logprobs import prompt_logprobs
@@ -97,7 +97,7 @@ def test_an_echoed_prompt_has_the_logarithms_of_the_model(server: Served) -> Non
     body = {"model": "tiny", "prompt": prompt, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1}
     _, answer, _ = server.post(COMPLETIONS, body)
     found = answer["choices"][0]["logprobs"]
-    logits_TV = tiny()(torch.tensor([prompt]))[0].log_softmax(-1)
+    logits_TV = tiny()(torch.tensor([prompt]))[0].detach().log_softmax(-1)
     expected = [float(logits_TV[at, token]) for at, token in enumerate(prompt[1:])]
     assert found["token_logprobs"][0] is None
     assert found["token_logprobs"][1:6] == pytest.approx([*expected, float(logits_TV[4].max())], abs=1e-4)
@@ -182,6 +182,36 @@ def test_a_chat_without_a_template_says_what_the_model_does(server: Served) -> N
         400,
         "tiny gives no embeddings: only models of the kind bert do",
     )
+
+
+MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+
+
+def test_a_chat_is_written_by_the_template_and_answered() -> None:
+    """Fault: the generation prompt or a message is missing; a stream names no role; wrong messages are a 500."""
+    with served(engine(), chat=chat_tokens()) as server:
+        body = {"model": "tiny", "messages": MESSAGES, "temperature": 0, "max_completion_tokens": 6}
+        status, answer, _ = server.post(CHATS, {**body, "logprobs": True, "top_logprobs": 2})
+        assert status == 200
+        (choice,) = answer["choices"]
+        expected = text_of(list(b"[system]be brief[user]hi[assistant]"), temperature=0.0, max_new_tokens=6)
+        assert choice["message"] == {"role": "assistant", "content": expected, "refusal": None}
+        assert [len(one["top_logprobs"]) for one in choice["logprobs"]["content"]] == [2] * 6
+        first, *rest = events(server, CHATS, body)
+        assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+        assert "".join(piece["choices"][0]["delta"].get("content", "") for piece in rest) == expected
+        _, whole, _ = server.post(CHATS, {**body, "max_completion_tokens": None})
+        used = whole["usage"]["prompt_tokens"] + whole["usage"]["completion_tokens"]
+        assert whole["choices"][0]["finish_reason"] == "stop" or used in (64, 65), "an answer may fill the context"
+        for wrong, said in (
+            ({"messages": []}, "messages: a list with at least one message"),
+            ({"messages": [{"role": "user"}]}, 'message 1: the "content" of the role "user" is missing'),
+            ({"max_tokens": 3}, "both say how long the answer may be"),
+            ({"top_logprobs": 3}, "needs logprobs: true"),
+            ({"tools": [{"type": "function"}]}, "tools: is not supported here"),
+            ({"messages": [{"role": "user", "content": "x" * 80}]}, "are more than the 64 that the model reads"),
+        ):
+            assert said in error_of(server.post(CHATS, {**body, **wrong}))[1]
 
 
 def test_paths_methods_and_kinds_that_are_not_there(server: Served) -> None:
@@ -356,8 +386,3 @@ def test_many_requests_at_once_have_the_answers_that_each_has_alone(server: Serv
     for thread in threads:
         thread.join()
     assert found == [text_of(list(prompt.encode()), temperature=0.0, max_new_tokens=8) for prompt in prompts]
-
-
-def test_opened_is_what_open_engine_gives() -> None:
-    """Fault: the tests serve something that the command does not have."""
-    assert opened(engine()).seq_len == 64
