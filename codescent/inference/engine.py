@@ -3,7 +3,6 @@ Does not open files (open.py does), and reads no clock: a caller measures around
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Sequence
 
 import torch
@@ -20,9 +19,6 @@ from codescent.inference.schedule import Capacity, Schedule
 from codescent.inference.text import StopText, TextStream
 from codescent.models.decoder import Decoder
 
-DIVERGED = "the model's logits are not finite: its training has diverged; take an earlier checkpoint"
-_NOTHING_ALLOWED = "no token is left to choose: the biases exclude all that the grammar allows"
-
 
 class _Request:
     """A request: its row, its text so far, and where it is in its grammar."""
@@ -31,6 +27,7 @@ class _Request:
         self.row, self.grammar = row, grammar
         self.text = None if tokenizer is None else TextStream(tokenizer.decode)
         self.stop = StopText(row.sampling.stop)
+        self.is_counted = False
 
     def push(self, token: int) -> str:
         """Add a token. Returns the text that is certain now."""
@@ -143,7 +140,8 @@ class Engine:
         tokens = [token for row, new in chosen.items() for token in row.next_tokens(new)]
         logits_BV = self._read(Pass(tokens, [row.part(new) for row, new in chosen.items()], wanted))
         for row, new in chosen.items():
-            if row.is_new:
+            if not (request := self._requests[row.request]).is_counted:
+                request.is_counted = True
                 self.prompt_tokens += row.prompt_tokens
                 self.cached_tokens += row.shared
             row.has_read(new)
@@ -220,9 +218,7 @@ class Engine:
     def _output(self, request: _Request, choice: Chosen) -> Output:
         row, token = request.row, choice.token
         if token is None:
-            # Without a token and without a changed choice, the logits are to blame.
-            error = DIVERGED if request.grammar is None and not row.sampling.logit_bias else _NOTHING_ALLOWED
-            return self._end(request, None, Finish.ERROR, error)
+            return self._end(request, None, Finish.ERROR, choice.error)
         if token in self.stops:
             return self._end(request, None, Finish.STOP)
         row.tokens.append(token)

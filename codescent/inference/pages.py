@@ -1,5 +1,5 @@
 """In: tokens of texts. Out: pages of memory for them. Full pages with the same beginning of a text are shared.
-Does not hold keys and values (operators/cache.py does) or decide which request gives up its pages (schedule.py does)."""
+Does not hold keys and values (operators/cache.py does) or decide who gives up its pages (schedule.py does)."""
 
 from __future__ import annotations
 

@@ -37,9 +37,7 @@ class Reader:
         self.module = module
         weight = module.tok.weight
         self.device = weight.device
-        self.memory = KeysValues(
-            module.shape.num_layers, pages, page_size, head_of(module), self.device, weight.dtype
-        )
+        self.memory = KeysValues(module.shape.num_layers, pages, page_size, head_of(module), self.device, weight.dtype)
 
     def read(self, work: Pass) -> Tensor:
         """Logits [B, V] behind the last token of each row that wants them."""

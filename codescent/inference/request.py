@@ -1,4 +1,4 @@
-"""In: what a user asks of a generation. Out: `Sampling`, how tokens are chosen; `Output`, what a step gives of a request.
+"""In: what a user asks of a generation. Out: `Sampling`, how tokens are chosen; `Output`, what a step gives of it.
 Does not choose tokens (sampling.py does) or compile grammars (grammar.py does)."""
 
 from __future__ import annotations

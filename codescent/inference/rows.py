@@ -48,11 +48,6 @@ class Row:
         """Tokens that the model has to read before the next one is chosen."""
         return len(self.tokens) - self.start - self.read
 
-    @property
-    def is_new(self) -> bool:
-        """Whether the model has read none of its tokens yet, except those that it shares."""
-        return self.new_tokens == 0 and self.read == self.shared
-
     def begin(self) -> None:
         """Find pages that hold the first tokens already, if none is read."""
         if self.read == 0 and not self.pages.numbers:

@@ -16,6 +16,8 @@ from codescent.inference.request import Sampling, TokenLogprob
 # Shapes: B rows, V vocab_size, C candidates of a row, the likeliest first.
 _BITS = (1 << 64) - 1
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+DIVERGED = "the model's logits are not finite: its training has diverged; take an earlier checkpoint"
+NOTHING_ALLOWED = "no token is left to choose: the biases exclude all that may follow"
 _FIRST = 1024
 """Candidates that top_p and min_p look at first: to sort a whole vocabulary takes milliseconds."""
 
@@ -32,10 +34,11 @@ class Draw(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """A row's next token; `token` None: its logits are not finite, or none is allowed."""
+    """A row's next token; `token` None: there is none, for the reason in `error`."""
 
     token: int | None
     logprob: TokenLogprob | None = None
+    error: str = ""
 
 
 def _mix(state: int) -> int:
@@ -66,12 +69,12 @@ def choose(logits_BV: Tensor, draws: Sequence[Draw]) -> list[Chosen]:
     found = []
     for row, draw in enumerate(draws):
         if not sound[row]:
-            found.append(Chosen(None))
+            found.append(Chosen(None, error=DIVERGED))
             continue
         token = tokens[row] if row in tokens else _drawn(logits_BV[row], draw)
         wanted = draw.sampling.logprobs
         logprob = None if wanted is None or token is None else _logprob(logits_BV[row], token, wanted)
-        found.append(Chosen(token, logprob))
+        found.append(Chosen(token, logprob, "" if token is not None else NOTHING_ALLOWED))
     return found
 
 

@@ -92,7 +92,7 @@ class Schedule:
             self.waiting.remove(row)
 
     def _reserve(self, row: Row, new: int, chosen: dict[Row, int]) -> bool:
-        """Take pages for a row, if need be those of the youngest. False: the row is the youngest, and gave up its own."""
+        """Take pages for a row, if need be those of the youngest. False: it is the youngest, and gave up its own."""
         while not row.reserve(new):
             youngest = self.running[-1]
             self._preempt(youngest, chosen)

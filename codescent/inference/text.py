@@ -1,4 +1,4 @@
-"""In: new tokens of a request, one by one. Out: the text that is complete and certain, and whether a stop text was found.
+"""In: new tokens of a request, one by one. Out: text that is complete and certain, and whether a stop text was found.
 Does not choose tokens, or print."""
 
 from __future__ import annotations

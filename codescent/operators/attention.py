@@ -205,9 +205,7 @@ def attend_to_seen(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, seen: Tensor,
     head_dim, grouped = q_BHTK.shape[-1], q_BHTK.shape[1] > k_BGSK.shape[1]
     if not scores.cap:
         scale = scores.scale(head_dim)
-        return F.scaled_dot_product_attention(
-            q_BHTK, k_BGSK, v_BGSK, attn_mask=seen, scale=scale, enable_gqa=grouped
-        )
+        return F.scaled_dot_product_attention(q_BHTK, k_BGSK, v_BGSK, attn_mask=seen, scale=scale, enable_gqa=grouped)
     wide, times = torch.promote_types(q_BHTK.dtype, torch.float32), q_BHTK.shape[1] // k_BGSK.shape[1]
     q_BHTK, k_BHSK, v_BHSK = (
         q_BHTK.to(wide),

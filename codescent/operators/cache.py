@@ -14,8 +14,8 @@ from codescent.operators.attention import attend_to_seen
 from codescent.operators.block_attention import ScoreTraits
 
 # Shapes: N new tokens of all rows of a pass, one row behind the other; T new tokens of a row, S slots that they see; L
-# layers, M slots in memory, G key-value heads, R query heads of a group, H = G * R, E = R + 2, K head_dim, D hidden_dim;
-# B rows, P pages of a row.
+# layers, M slots in memory, G key-value heads, R query heads of a group, H = G * R, E = R + 2, K head_dim, D hidden
+# size; B rows, P pages of a row.
 _MULTIPLE = 128
 """See `few_lengths`."""
 
@@ -122,7 +122,7 @@ class RowPart(NamedTuple):
 
 
 class RowsPass:
-    """A pass in which each row attends by itself. Keys are read where they are, if the pages of a row follow each other.
+    """A pass in which each row attends by itself. Keys are read where they are, if a row's pages follow each other.
 
     Rows may have any number of new tokens. The logits of the last one are wanted, of those rows that say so.
     """
@@ -219,7 +219,7 @@ class _LayerOfRows:
         queries = qkv_NGEK.shape[2] - 2
         rows.memory.layers[layer].index_copy_(0, rows.slots_N, qkv_NGEK[:, :, queries:])
         q_NGRK = qkv_NGEK[:, :, :queries]
-        of_rows = q_NGRK.split(rows.news) if len(rows.news) > 1 else (q_NGRK,)
+        of_rows = torch.split(q_NGRK, rows.news) if len(rows.news) > 1 else (q_NGRK,)
         found = [
             _attended(q_TGRK, *seen.of(layer), seen, scores)
             for q_TGRK, seen in zip(of_rows, rows.seen(scores.window), strict=True)
@@ -236,16 +236,14 @@ def _attended(q_TGRK: Tensor, k_1GSK: Tensor, v_1GSK: Tensor, seen: _Seen, score
     q_1HTK = q_TGRK.flatten(1, 2).transpose(0, 1)[None]
     if seen.is_causal and not scores.cap:
         scale, grouped = scores.scale(q_1HTK.shape[3]), q_TGRK.shape[2] > 1
-        y_1HTK = F.scaled_dot_product_attention(
-            q_1HTK, k_1GSK, v_1GSK, is_causal=True, scale=scale, enable_gqa=grouped
-        )
+        y_1HTK = F.scaled_dot_product_attention(q_1HTK, k_1GSK, v_1GSK, is_causal=True, scale=scale, enable_gqa=grouped)
     else:
         y_1HTK = attend_to_seen(q_1HTK, k_1GSK, v_1GSK, seen.mask_TS, scores)
     return y_1HTK[0].transpose(0, 1).flatten(1)
 
 
 class PagesPass:
-    """A pass with one new token of each row, whose operators have the same shapes for any texts: a CUDA graph repeats it.
+    """A pass with one new token of each row. Its operators have the same shapes for any texts: a CUDA graph repeats it.
 
     All of a row's pages are gathered by the table of pages, and a mask hides what is not its text. A row that is only
     there to fill the shape has position 0 and the spare page. The tensors are read when the pass runs, so a graph reads
@@ -294,8 +292,9 @@ class _LayerOfPages:
         qkv_BGEK = qkv_1NGEK[0]
         queries = qkv_BGEK.shape[2] - 2
         self._layer_MG2K.index_copy_(0, pages.slots_B, qkv_BGEK[:, :, queries:])
-        by_page = self._layer_MG2K.unflatten(0, (-1, pages.memory.page_size))
-        kv_BSG2K = by_page.index_select(0, pages.pages_BP.flatten()).view(len(qkv_BGEK), -1, *self._layer_MG2K.shape[1:])
+        head = self._layer_MG2K.shape[1:]
+        by_page = self._layer_MG2K.view(-1, pages.memory.page_size, *head)
+        kv_BSG2K = by_page.index_select(0, pages.pages_BP.flatten()).view(len(qkv_BGEK), -1, *head)
         keys_BGSK, values_BGSK = kv_BSG2K.permute(3, 0, 2, 1, 4).unbind(0)
         y_BGRK = attend_to_seen(qkv_BGEK[:, :, :queries], keys_BGSK, values_BGSK, pages.seen(scores.window), scores)
         return y_BGRK.flatten(1)[None]

@@ -61,7 +61,7 @@ def evaluate_run(
     Raises:
         UserError: not a run folder, no such checkpoint, data that cannot be used, or no such device.
     """
-    from codescent.verbs.trained import dataset_of, device_of, find, module_of
+    from codescent.inference.trained import dataset_of, device_of, find, module_of
 
     where = device_of(device)
     if isinstance(where, str):
