@@ -1,4 +1,4 @@
-"""In: an engine, or one that obeys a script. Out: a server in a thread of this process, on loopback, and requests to it.
+"""In: an engine, or one that obeys a script. Out: a server in a thread of this process, and requests to it.
 Does not start the command (test_serve_command.py does)."""
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Served:
     def _run(self) -> None:
         try:
             self._loop.run_until_complete(self._main)
-        except BaseException as error:  # noqa: BLE001 - a test looks at it
+        except BaseException as error:
             self.error = error
         finally:
             self._loop.close()

@@ -47,7 +47,7 @@ def test_the_openai_client_knows_our_errors(server: Served, client: Any) -> None
     """Fault: the client raises an error of another class, or its message is empty."""
     with pytest.raises(openai.NotFoundError, match="there is no model 'other' here"):
         client.completions.create(model="other", prompt="a")
-    with pytest.raises(openai.BadRequestError, match="top_p 3.0: must be in") as found:
+    with pytest.raises(openai.BadRequestError, match=r"top_p 3\.0: must be in") as found:
         client.completions.create(model="tiny", prompt="a", top_p=3)
     assert (found.value.param, found.value.type) == ("top_p", "invalid_request_error")
     with pytest.raises(openai.AuthenticationError, match="the header authorization must be"):

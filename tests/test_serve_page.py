@@ -40,7 +40,7 @@ def page(browser: Any) -> Iterator[tuple[Any, list[str]]]:
 
 
 def until(page: Any, condition: str) -> None:
-    """Wait until an expression of JavaScript is true. The page's policy forbids `wait_for_function`, which evaluates."""
+    """Wait until an expression of JavaScript is true. The page forbids `wait_for_function`, which evaluates text."""
     while not page.evaluate(condition):
         page.wait_for_timeout(10)
 

@@ -138,7 +138,7 @@ WRONG: dict[str, tuple[Any, int, str, str | None]] = {
     "two problems": ({**GREEDY, "n": 0, "logprobs": True}, 400, "; logprobs: input should be a valid integer", "n"),
     "a range": ({**GREEDY, "top_p": 7}, 400, "top_p 7.0: must be in (0, 1]", "top_p"),
     "a bias": ({**GREEDY, "logit_bias": {"257": 1}}, 400, "token 257 is outside the vocabulary of 257", None),
-    "a bias's name": ({**GREEDY, "logit_bias": {"x": 1}}, 400, "an id of a token and a number are needed", "logit_bias"),
+    "a bias's name": ({**GREEDY, "logit_bias": {"x": 1}}, 400, "an id of a token and a number are", "logit_bias"),
     "a token": ({**GREEDY, "prompt": [257]}, 400, "ids are in [0, 257)", "prompt"),
     "nothing": ({**GREEDY, "prompt": []}, 400, "a text, a list of texts, or ids of tokens", "prompt"),
     "a long prompt": ({**GREEDY, "prompt": "a" * 60}, 400, "60 tokens and 8 new ones are more than the 64", "prompt"),

@@ -4,7 +4,7 @@ Does not read from or write to a terminal (verbs/chat.py does)."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import replace
 
 from codescent.base.errors import UserError
@@ -33,7 +33,7 @@ class Dialogue:
         self.ended: Finish | None = None
         self.left_out = 0
 
-    def say(self, words: str) -> Iterator[str]:
+    def say(self, words: str) -> Generator[str, None, None]:
         """Say something, and yield the pieces of the answer. An answer that is not read to its end stays as it is.
 
         Raises UserError: the words cannot be encoded, or have no room in the model's context; the model has diverged.
@@ -123,11 +123,11 @@ class ChatDialogue(Dialogue):
         """See `Dialogue`. The oldest messages are left out if there is no room for them."""
         message, seq_len = {"role": USER, "content": words}, self._opened.seq_len
         room = min(sampling.max_new_tokens, max(1, seq_len // SHARE_OF_ANSWER))
-        for self.left_out in range(0, len(self._messages) + 1, 2):
-            ids = self._chat.encode_turns([*self._first, *self._messages[self.left_out :], message])
+        for left_out in range(0, len(self._messages) + 1, 2):
+            ids = self._chat.encode_turns([*self._first, *self._messages[left_out:], message])
             if len(ids) + room <= seq_len:
+                self.left_out = left_out
                 return ids, replace(sampling, max_new_tokens=min(sampling.max_new_tokens, seq_len - len(ids)))
-        self.left_out = 0
         raise UserError(f"the message has {len(ids):,} tokens, and the model reads {seq_len:,}, its answer included")
 
     def _keep(self, words: str, answer: str) -> None:

@@ -20,8 +20,8 @@ from codescent.serving.service import Service
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 POLICY = (
-    "default-src 'none'; img-src data:; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'"
+    "default-src 'none'; img-src data:; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
 )
 """The page loads nothing from elsewhere, runs no script in its text, and is in no frame of another page."""
 PAGE_FILES = {

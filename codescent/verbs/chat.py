@@ -8,10 +8,8 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
-from pathlib import Path
 
 from codescent.base import writing
-from codescent.base.command import command
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
 from codescent.base.output import note, warn
@@ -100,7 +98,7 @@ class Session:
             for piece in pieces:
                 print(_printable(piece), end="", flush=True)
         except KeyboardInterrupt:
-            pieces.close()  # type: ignore[attr-defined] - a generator
+            pieces.close()
             print(end=" (interrupted)")
         print(flush=True)
         if self._talk.left_out:

@@ -41,9 +41,7 @@ def main(arguments: Namespace) -> int:
             "SIGTERM or Ctrl-C: running requests end, new ones are refused",
         ]
         progress(say)
-        asyncio.run(
-            http_server.run(service, listening, token=token, host=arguments.host, grace_s=arguments.grace)
-        )
+        asyncio.run(http_server.run(service, listening, token=token, host=arguments.host, grace_s=arguments.grace))
     return 0
 
 
