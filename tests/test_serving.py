@@ -3,6 +3,7 @@ Does not start the command (test_serve_command.py does) or a browser (test_serve
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import math
@@ -13,14 +14,22 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pytest
+import tokenizers as library
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 from served import Scripted, Served, chat_tokens, engine, served, tiny
 
+from codescent import models
 from codescent.base.errors import RunFailed
+from codescent.data.tokenizers.wordpiece import WordPiece
 from codescent.inference.prompt_logprobs import prompt_logprobs
 from codescent.inference.request import Sampling
+from codescent.models.bert.module import Bert
+from codescent.serving.embedder import Embedder
+from codescent.serving.service import Service
+from codescent.serving.watch import Watch
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 GREEDY = {"model": "tiny", "prompt": "ab", "max_tokens": 8, "temperature": 0}
@@ -386,3 +395,51 @@ def test_many_requests_at_once_have_the_answers_that_each_has_alone(server: Serv
     for thread in threads:
         thread.join()
     assert found == [text_of(list(prompt.encode()), temperature=0.0, max_new_tokens=8) for prompt in prompts]
+
+
+def encoder(seq_len: int = 16) -> tuple[Bert, WordPiece]:
+    """A BERT with random weights in fp64, and a tokenizer of few words."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "many", "workers", "one", "descent"]
+    inner = library.Tokenizer(library.models.WordPiece({word: at for at, word in enumerate(words)}, unk_token="[UNK]"))
+    inner.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    sizes = {"num_layers": 2, "num_heads": 2, "hidden_dim": 16, "seq_len": seq_len, "vocab_size": len(words)}
+    module = models.construct(models.facts_of("bert", models.shape_of("bert", sizes)), "cpu").double().eval()
+    random = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=random, dtype=torch.float64))
+    assert isinstance(module, Bert)
+    return module, WordPiece(inner)
+
+
+def test_embeddings_are_the_means_of_the_states_whatever_else_is_in_the_batch() -> None:
+    """Fault: padding is among the mean, or the order of the inputs is lost, or a form of numbers differs."""
+    module, tokenizer = encoder()
+    service = Service("tiny", "step 1", Watch(), embedder=Embedder(module, tokenizer))
+    server = Served(service)
+    try:
+        texts = ["many workers one descent", "one", "descent many"]
+        _, answer, _ = server.post("/v1/embeddings", {"model": "tiny", "input": texts})
+        assert answer["usage"]["prompt_tokens"] == 6 + 3 + 4
+        for entry, ids in zip(answer["data"], ([2, 5, 6, 7, 8, 3], [2, 7, 3], [2, 8, 5, 3]), strict=True):
+            states_TD = module(torch.tensor([ids]))[0].detach()
+            mean_D = states_TD.mean(0)
+            assert entry["embedding"] == pytest.approx((mean_D / mean_D.norm()).tolist(), abs=1e-6)
+        coded = {"model": "tiny", "input": [2, 7, 3], "encoding_format": "base64"}
+        _, other, _ = server.post("/v1/embeddings", coded)
+        numbers = np.frombuffer(base64.b64decode(other["data"][0]["embedding"]), "<f4")
+        assert numbers.tolist() == pytest.approx(answer["data"][1]["embedding"], abs=1e-6)
+        for wrong, said in (
+            ({"input": "one " * 20}, "input: 22 tokens are more than the 16 that the model reads"),
+            ({"input": ["one", [9]]}, "input 2: the token 9: ids are in [0, 9)"),
+            ({"input": ""}, None),
+            ({"dimensions": 8}, "dimensions: the vectors have 16 numbers; leave it out"),
+        ):
+            found = server.post("/v1/embeddings", {"model": "tiny", "input": "one", **wrong})
+            assert found[0] == (200 if said is None else 400)
+            assert said is None or said in error_of(found)[1]
+        said_now = error_of(server.post(COMPLETIONS, GREEDY))[1]
+        assert said_now == "tiny generates no text; it has /v1/embeddings"
+    finally:
+        server.stop()
+        server.join()
