@@ -121,7 +121,7 @@ def test_logarithms_of_a_prompt_do_not_depend_on_pieces(length: int, monkeypatch
     """Fault: at the edge of a piece a token is left out, or compared with the wrong row."""
     module, tokens = tiny(seq_len=512), [number * 7 % 257 for number in range(length)]
     whole = prompt_logprobs(module, tokens, 2)
-    monkeypatch.setattr("codescent.inference.prompt_logprobs.ROWS", 7)
+    monkeypatch.setattr("codescent.inference.prompt_logprobs.LOGITS_BYTES", 7 * 4 * 257)
     pieces = prompt_logprobs(module, tokens, 2)
     assert len(whole) == length
     assert whole[0] is None

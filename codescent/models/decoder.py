@@ -140,6 +140,7 @@ class Decoder(Part):
         lengths_B: Tensor | None = None,
         begins_BT: Tensor | None = None,
         ends_BM: Tensor | None = None,
+        wanted_N: Tensor | None = None,
     ) -> Tensor:
         """See `Part`.
 
@@ -153,6 +154,8 @@ class Decoder(Part):
             lengths_B: tokens of each sample before the padding; None: no padding. The causal mask hides the padding.
             begins_BT, ends_BM: the documents of each sample (see `data.documents`): positions begin again at each, and
                 no token sees another document. None: a sample is one document.
+            wanted_N: without targets and cache: the tokens whose logits [N, V] are wanted, as indices in B * T; None:
+                all, [B, T, V].
         """
         documents = None if begins_BT is None or ends_BM is None else DocumentBounds.of(begins_BT, ends_BM)
         x_BTD, tied_gradient_VD, positions_BT = inputs, None, None
@@ -179,6 +182,8 @@ class Decoder(Part):
             return x_BTD
         if cache is not None:
             x_BTD = cache.wanted(x_BTD)
+        elif wanted_N is not None:
+            x_BTD = x_BTD.flatten(0, 1)[wanted_N]
         x_BTD, weight_VD = self.norm(x_BTD), self.tok.weight if self.ties_head else self.head.weight
         if targets_BT is not None:
             targets_BT = self.select_tokens(targets_BT)

@@ -91,7 +91,8 @@ def _count(request: CompletionRequest | ChatRequest) -> int:
 
 
 def _text_of(opened: Opened, token: int) -> str:
-    return opened.tokenizer.decode([token])
+    """The text of a token. A model may have more ids than its tokenizer: they have no text."""
+    return opened.tokenizer.decode([token]) if token < opened.tokenizer.vocab_size else ""
 
 
 async def _echoed(

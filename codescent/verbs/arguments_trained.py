@@ -73,10 +73,15 @@ def serve(verb: argparse.ArgumentParser) -> None:
 def evaluate(verb: argparse.ArgumentParser) -> None:
     """Add the arguments of `codescent evaluate`."""
     add = verb.add_argument
-    add("run", type=path, nargs="?", metavar="RUN", help="run folder; without it, give --predictions")
+    folder_help = "run folder (with --tasks also a Hugging Face folder); without it, give --predictions"
+    add("run", type=path, nargs="?", metavar="RUN", help=folder_help)
     add("--data", type=path, metavar="FILE", help="a text, or questions in SQuAD's format (default: validation split)")
     add("--predictions", type=path, metavar="FILE", help="answers to score, without a run: JSON {question id: text}")
     add("--json", action="store_true", help="print the scores as JSON")
+    add("--tasks", type=text, metavar="NAME,...", help="tasks of lm-evaluation-harness, such as hellaswag,arc_easy")
+    add("--tasks-folder", type=path, metavar="DIR", help="with --tasks: more tasks, as YAML files; may run code of DIR")
+    add("--shots", type=whole, metavar="N", help="with --tasks: examples before each question (default: the task's)")
+    add("--limit", type=positive, metavar="N", help="with --tasks: only the first N questions of each")
     add("--out", type=path, metavar="FILE", help="file for the model's answers (default: RUN/predictions.json)")
     checkpoint_arguments(verb)
     add("--device", choices=NAMES, default=AUTO, help=DEVICE_HELP)
