@@ -19,10 +19,11 @@ from work import random_tokens
 
 sys.path.insert(0, str(ROOT))
 
+from codescent.models.generate import generate
+
 from codescent import models
 from codescent.huggingface.folder import open_folder
-from codescent.models.generate import generate
-from codescent.train.initial import InitialValues
+from codescent.huggingface.initial import InitialValues
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Generate = Callable[[], list[list[int]]]  # the new tokens of each prompt

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from codescent.models.generate import generate
 from torch import Tensor
 
 from codescent import models
-from codescent.models.generate import generate
 from codescent.models.gpt2.module import GPT2
 from codescent.models.initialize import initialize_
 from codescent.models.transformer import translate

@@ -62,6 +62,7 @@ SCRIPTS = (
     "slow_network",
     "slow_rank",
     "doctor",
+    "serve_load",
 )
 
 PEER = """

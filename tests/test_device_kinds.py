@@ -28,11 +28,11 @@ from codescent.config.contradictions import contradictions
 from codescent.config.decided import compiles, head_chunk_tokens, with_device
 from codescent.config.sections import Config, Optimizer
 from codescent.cost.stage_memory import memory
+from codescent.inference.trained import device_of, module_of
 from codescent.operators.fused_attention import EFFICIENT, FLASH, fused_attention_for
 from codescent.train import compiling, machine, optimize
 from codescent.train.devices import backends, choose_devices, versions
 from codescent.train.optimize import Weight
-from codescent.verbs.trained import device_of, module_of
 
 PACKAGE = Path(codescent.__file__).parent
 GPT2 = {"model": {"num_layers": 2, "num_heads": 2, "hidden_dim": 16, "seq_len": 8}}

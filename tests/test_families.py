@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from forker import Forker
+from generating import continued
 from peft import PeftModel
 from published_models import PUBLISHED
 from runs import make_project
@@ -43,7 +44,6 @@ from codescent.config.sections import Model
 from codescent.huggingface import kind_of
 from codescent.huggingface.folder import keys_of_model, open_folder
 from codescent.models import SIZES, shape_of
-from codescent.models.generate import generate
 from codescent.models.llama.declare import LlamaShape
 from codescent.verbs.export_run import export_run
 from codescent.verbs.import_folder import import_folder
@@ -136,7 +136,7 @@ def test_a_family_has_the_logits_texts_and_tensors_of_transformers(name: str, tm
     assert difference(theirs, mine) < 1e-5
     prompt = [5, 3, 8]
     expected = theirs.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=20, eos_token_id=None)
-    found = [step[0] for step in generate(mine, [prompt], 20, 0.0, seed=4)]
+    (found,) = continued(mine, [prompt], 20, temperature=0.0)
     assert found == expected[0, len(prompt) :].tolist()
     # through a run folder and back: the same bytes, and transformers computes the same
     import_folder(tmp_path / "hf", tmp_path / "run", load("finetune"))

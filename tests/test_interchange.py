@@ -42,12 +42,12 @@ from codescent.checkpoint.checkpoints import Checkpoints, read_tensors
 from codescent.config.load import load
 from codescent.data.tokenizers.tokenizer import ByteTokenizer
 from codescent.huggingface.tokens import tokenizer_files
+from codescent.inference.trained import find, module_of
 from codescent.record import RunFolder
 from codescent.verbs.cli import run
 from codescent.verbs.export_run import export_run
 from codescent.verbs.import_folder import import_folder
 from codescent.verbs.sample import sample_run
-from codescent.verbs.trained import find, module_of
 
 LLAMA = ("model.kind=llama", "model.num_heads=4", "model.num_kv_heads=2", "model.ffn_dim=27", "model.hidden_dim=32")
 ALONE = ("train.num_steps=1", "train.eval_every=0", "train.num_threads=1", "train.global_batch_size=2")

@@ -26,6 +26,7 @@ from codescent.base.errors import UserError
 from codescent.build import build
 from codescent.checkpoint.checkpoints import Checkpoints, read_tensors
 from codescent.config.sections import Config
+from codescent.inference.trained import find
 from codescent.models.initialize import initialize_
 from codescent.models.lora.declare import is_adapter, names, resolve
 from codescent.plan.model import Lora
@@ -33,7 +34,6 @@ from codescent.preflight import plan_of
 from codescent.record import RunFolder
 from codescent.verbs.cli import run
 from codescent.verbs.evaluate import evaluate_run
-from codescent.verbs.trained import find
 
 pytestmark = [  # what peft and transformers say of each other
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),

@@ -16,9 +16,9 @@ from runs import called
 from safetensors.torch import load_file
 
 from codescent.checkpoint.checkpoints import read_tensors
+from codescent.inference.trained import dataset_of, find, module_of
 from codescent.record import RunFolder
 from codescent.tasks.score import mean_loss
-from codescent.verbs.trained import dataset_of, find, module_of
 
 STEPS = (10, 20)
 """The steps that are validated and saved."""

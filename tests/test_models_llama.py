@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from forker import Forker
+from generating import continued
 from runs import called, codescent, make_project
 from torch import Tensor, nn
 from torch.autograd import backward
@@ -22,7 +23,9 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from codescent import models
 from codescent.base.errors import UserError
-from codescent.models.generate import Choice, choose, context_start, generate
+from codescent.inference.request import Sampling
+from codescent.inference.rows import context_start
+from codescent.inference.sampling import Draw, choose
 from codescent.models.initialize import initialize_
 from codescent.models.llama.declare import PRESETS, LlamaShape, parameters
 from codescent.models.llama.module import Llama
@@ -419,7 +422,9 @@ def without_cache(module: Llama, prompt: Sequence[int], count: int) -> list[int]
     tokens = list(prompt)
     for number in range(count):
         context = tokens[context_start(len(tokens), module.shape.seq_len) :]
-        tokens += choose(module(torch.tensor([context]))[:, -1], Choice(1.3, seed=4), [0], number)
+        token = choose(module(torch.tensor([context]))[:, -1], [Draw(Sampling(1.3, seed=4), number)])[0].token
+        assert token is not None
+        tokens.append(token)
     return tokens[len(prompt) :]
 
 
@@ -430,7 +435,7 @@ def test_tokens_are_those_without_a_cache_also_past_the_context(tied: bool) -> N
         for tensor in module.parameters():
             tensor.mul_(15.0 if tensor.ndim > 1 else 1.0)
     for prompt in ([5, 3, 8], list(range(30, 52))):
-        found = [step[0] for step in generate(module, [prompt, [1]], 40, 1.3, seed=4)]
+        found = continued(module, [prompt, [1]], 40, temperature=1.3, seed=4)[0]
         assert found == without_cache(module, prompt, 40)
         assert len(set(found)) > 5
 

@@ -14,10 +14,10 @@ from runs import losses, make_project
 from codescent.base.errors import UserError
 from codescent.build import build
 from codescent.config.sections import Config
+from codescent.inference.trained import dataset_of, find, module_of
 from codescent.record import RunFolder
 from codescent.tasks.pairs.evaluate import LineScore, score_lines
 from codescent.verbs.cli import run as cli
-from codescent.verbs.trained import dataset_of, find, module_of
 
 SIZES = (
     "model.kind=transformer",

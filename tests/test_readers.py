@@ -18,7 +18,7 @@ from runs import called, environment, make_project, start
 
 from codescent.checkpoint import hold as holding
 from codescent.checkpoint.checkpoints import CheckpointError, Checkpoints, Saved, TensorReader, read_tensors
-from codescent.verbs.trained import Values, find, module_of
+from codescent.inference.trained import Values, find, module_of
 
 EVERY_STEP = ("checkpoint.every=1", "checkpoint.keep_last=1", "checkpoint.keep_best=false", "train.eval_every=0")
 
@@ -91,7 +91,7 @@ def test_a_checkpoint_that_is_held_stays_until_it_is_read(run: Path) -> None:
 
 
 def test_a_reader_that_is_killed_holds_nothing(run: Path) -> None:
-    program = "import sys, time; from codescent.verbs.trained import find; held = find(sys.argv[1]); print('held', "
+    program = "import sys, time; from codescent.inference.trained import find; held = find(sys.argv[1]); print('held', "
     command = [sys.executable, "-c", program + "flush=True); time.sleep(100)", str(run)]
     reader = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
     assert reader.stdout is not None

@@ -7,22 +7,28 @@ import io
 import math
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from forker import Forker
+from generating import continued, engine_for
 from runs import called, codescent, make_project
 
 from codescent import models
 from codescent.base.errors import UserError
 from codescent.data.tokenizers.tokenizer import ByteTokenizer
-from codescent.models.generate import Choice, choose, context_start, generate
+from codescent.inference.request import Sampling
+from codescent.inference.rows import context_start
+from codescent.inference.sampling import DIVERGED, Draw, choose, uniform
+from codescent.inference.text import TextStream
 from codescent.models.gpt2.declare import parameters
 from codescent.models.gpt2.module import GPT2
 from codescent.models.initialize import initialize_
-from codescent.verbs.sample import TextStream, sample_run
+from codescent.operators.dropout import sample_keys
+from codescent.verbs.sample import sample_run
 
 SIZES = {"num_layers": 2, "num_heads": 2, "hidden_dim": 32, "vocab_size": 61}
 PROMPTS = [[5, 3, 8], [1], list(range(30, 52)), [60, 0]]
@@ -42,100 +48,109 @@ def build(seq_len: int = 16, dropout: float = 0.0) -> GPT2:
 
 
 @torch.no_grad()
-def without_cache(module: GPT2, prompt: Sequence[int], index: int, count: int, choice: Choice) -> list[int]:
+def without_cache(module: GPT2, prompt: Sequence[int], index: int, count: int, sampling: Sampling) -> list[int]:
     """The definition: read the whole context for every token."""
-    tokens = list(prompt)
-    for number in range(count):
+    tokens, sampling = list(prompt), replace(sampling, number=index)
+    for place in range(count):
         context = tokens[context_start(len(tokens), module.shape.seq_len) :]
-        tokens += choose(module(torch.tensor([context]))[:, -1], choice, [index], number)
+        token = choose(module(torch.tensor([context]))[:, -1], [Draw(sampling, place)])[0].token
+        assert token is not None
+        tokens.append(token)
     return tokens[len(prompt) :]
 
 
-def columns(steps: Iterator[list[int | None]], num_prompts: int) -> list[list[int]]:
-    texts: list[list[int]] = [[] for _ in range(num_prompts)]
-    for step in steps:
-        for text, token in zip(texts, step, strict=True):
-            if token is not None:
-                text.append(token)
-    return texts
-
-
 @pytest.mark.parametrize("seq_len", [1, 2, 16, 64])
-@pytest.mark.parametrize("choice", [Choice(0.0), Choice(1.3, seed=4), Choice(0.9, top_k=7, top_p=0.8, seed=5)])
-def test_tokens_are_those_without_a_cache_also_past_the_context(seq_len: int, choice: Choice) -> None:
+@pytest.mark.parametrize(
+    "sampling", [Sampling(0.0), Sampling(1.3, seed=4), Sampling(0.9, top_k=7, top_p=0.8, min_p=0.01, seed=5)]
+)
+def test_tokens_are_those_without_a_cache_also_past_the_context(seq_len: int, sampling: Sampling) -> None:
+    """Fault: a wrong key, position or mask of the cache, or a window that shifts otherwise."""
     module = build(seq_len)
-    found = columns(
-        generate(module, PROMPTS, 40, choice.temperature, choice.top_k, choice.top_p, choice.seed), len(PROMPTS)
-    )
+    more = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p", "seed")}
+    found = continued(module, PROMPTS, 40, **more)
     for index, prompt in enumerate(PROMPTS):
-        assert found[index] == without_cache(module, prompt, index, 40, choice), index
+        assert found[index] == without_cache(module, prompt, index, 40, sampling), index
     assert len(set(map(tuple, found))) > 2
     # A greedy text that sees one token may come to stand still.
-    least = 5 if choice.temperature > 0.0 else 1 if seq_len > 1 else 0
+    least = 5 if sampling.temperature > 0.0 else 1 if seq_len > 1 else 0
     assert min(len(set(text)) for text in found) > least
 
 
 def test_a_text_does_not_depend_on_the_others_but_on_seed_and_number() -> None:
     module = build()
-    together = columns(generate(module, PROMPTS, 20, seed=9), 4)
+    together = continued(module, PROMPTS, 20, seed=9)
     for index in range(4):
         others = [[7]] * index
-        assert columns(generate(module, [*others, PROMPTS[index]], 20, seed=9), index + 1)[index] == together[index]
-    same = columns(generate(module, [[5], [5]], 20, seed=9), 2)
+        assert continued(module, [*others, PROMPTS[index]], 20, seed=9)[index] == together[index]
+    same = continued(module, [[5], [5]], 20, seed=9)
     assert same[0] != same[1]
-    assert columns(generate(module, [[5]], 20, seed=8), 1)[0] != same[0]
+    assert continued(module, [[5]], 20, seed=8)[0] != same[0]
 
 
 def test_a_stop_token_ends_one_text_and_not_the_others() -> None:
     module = build()
-    free = columns(generate(module, PROMPTS, 30, seed=2), 4)
+    free = continued(module, PROMPTS, 30, seed=2)
     stop = free[1][11]
-    stopped = columns(generate(module, PROMPTS, 30, seed=2, stop=stop), 4)
+    stopped = continued(module, PROMPTS, 30, stop, seed=2)
     for before, after in zip(free, stopped, strict=True):
         assert after == (before[: before.index(stop)] if stop in before else before)
     assert len(stopped[1]) <= 11
 
 
 def test_ids_that_the_tokenizer_lacks_are_not_drawn() -> None:
-    assert max(max(text) for text in columns(generate(build(), PROMPTS, 60, 5.0, vocab_size=9), 4)) < 9
+    assert max(max(text) for text in continued(build(), PROMPTS, 60, temperature=5.0, vocab_size=9)) < 9
 
 
 def test_generating_leaves_mode_and_gradients_alone() -> None:
     module = build(dropout=0.5)
     module.train()
-    steps = generate(module, [[1]], 3)
-    next(steps)
+    engine = engine_for(module)
+    engine.add([1], Sampling())
+    assert [output.finished for output in engine.step()] == [None]
     assert torch.is_grad_enabled()
-    steps.close()  # type: ignore[attr-defined]
     assert module.training
-    assert columns(generate(module, [], 3), 0) == []
+    assert continued(module, [], 3) == []
 
 
 def test_draws_follow_the_probabilities() -> None:
     """Frequencies within five standard deviations, for the plain, the top-k and the top-p distribution."""
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0, 1.5]])
     count = 20_000
-    for choice, keep in (
-        (Choice(0.7, seed=3), [0, 1, 2, 3, 4]),
-        (Choice(0.7, top_k=2, seed=3), [0, 4]),
-        (Choice(1.0, top_p=0.75, seed=3), [0, 4, 1]),  # 0.48 + 0.29 < 0.75 <= ... + 0.18
-        (Choice(1.0, top_p=1e-9, seed=3), [0]),
+    for sampling, keep in (
+        (Sampling(0.7, seed=3), [0, 1, 2, 3, 4]),
+        (Sampling(0.7, top_k=2, seed=3), [0, 4]),
+        (Sampling(1.0, top_p=0.75, seed=3), [0, 4, 1]),  # 0.48 + 0.29 < 0.75 <= ... + 0.18
+        (Sampling(1.0, top_p=1e-9, seed=3), [0]),
+        (Sampling(1.0, min_p=0.3, seed=3), [0, 4, 1]),  # exp(-0.5) and exp(-1) are above it, exp(-2) is not
+        (Sampling(1.0, top_k=3, top_p=0.9, min_p=0.5, seed=3), [0, 4]),
     ):
         weights = torch.zeros(5, dtype=torch.float64)
-        weights[keep] = torch.softmax(logits[0].double() / choice.temperature, 0)[keep]
+        weights[keep] = torch.softmax(logits[0].double() / sampling.temperature, 0)[keep]
         expected = weights / weights.sum()
-        drawn = torch.tensor(choose(logits.expand(count, 5), choice, range(count), 0))
+        draws = [Draw(replace(sampling, number=number), 0) for number in range(count)]
+        drawn = torch.tensor([chosen.token for chosen in choose(logits.expand(count, 5), draws)])
         found = torch.bincount(drawn, minlength=5) / count
-        assert ((found - expected).abs() <= 5 * (expected * (1 - expected) / count).sqrt()).all(), choice
+        assert ((found - expected).abs() <= 5 * (expected * (1 - expected) / count).sqrt()).all(), sampling
+
+
+def test_random_numbers_are_those_of_the_hash_on_tensors() -> None:
+    """Fault: a shift or a wrap of SplitMix64 that differs between Python's numbers and torch's."""
+    for seed, place in ((0, 0), (3, 7), ((1 << 63) - 1, 1 << 40)):
+        keys = sample_keys(seed, place, torch.tensor([0, 5, (1 << 63) - 1]))
+        expected = ((keys >> 11) & (2**53 - 1)).double() * 2.0**-53
+        assert [uniform(seed, place, number) for number in (0, 5, (1 << 63) - 1)] == expected.tolist()
 
 
 def test_temperature_zero_is_the_likeliest() -> None:
-    assert choose(torch.tensor([[0.0, 3.0, 2.0], [1.0, -1.0, 0.0]]), Choice(0.0), [0, 1], 0) == [1, 0]
+    draws = [Draw(Sampling(0.0), 0)] * 2
+    assert [one.token for one in choose(torch.tensor([[0.0, 3.0, 2.0], [1.0, -1.0, 0.0]]), draws)] == [1, 0]
 
 
 def test_diverged_logits_are_refused() -> None:
-    with pytest.raises(UserError, match="diverged"):
-        choose(torch.tensor([[0.0, math.nan]]), Choice(), [0], 0)
+    """Fault: one row with NaN ends the others, or is sampled from."""
+    draws = [Draw(Sampling(), 0), Draw(Sampling(0.0), 0), Draw(Sampling(0.0), 0)]
+    found = choose(torch.tensor([[0.0, math.nan], [0.0, 1.0], [math.inf, 0.0]]), draws)
+    assert [(one.token, one.error) for one in found] == [(None, DIVERGED), (1, ""), (None, DIVERGED)]
 
 
 def test_the_window_shifts_by_quarters_and_is_never_empty() -> None:
@@ -149,9 +164,18 @@ def test_the_window_shifts_by_quarters_and_is_never_empty() -> None:
 
 
 def test_values_that_cannot_be_used_are_refused_at_once() -> None:
+    sampling = Sampling(-1.0, 0, 1.5, 2.0, -3, -1, 0, ("",), {3: math.nan, 61: 0.0}, None, 101)
     with pytest.raises(UserError) as error:
-        generate(build(), [[1], []], 0, -1.0, 0, 1.5, -3)
-    for part in ("--temperature -1.0", "--top-k 0", "--top-p 1.5", "--seed -3", "prompt 1: no tokens", "--tokens 0"):
+        engine_for(build()).add([], sampling)
+    parts = ["temperature -1.0", "top_k 0", "top_p 1.5", "min_p 2.0", "seed -3", "number -1", "max_new_tokens 0"]
+    parts += [
+        "stop: an empty",
+        "logit_bias nan of token 3",
+        "logit_bias: token 61",
+        "logprobs 101",
+        "prompt: no tokens",
+    ]
+    for part in parts:
         assert part in str(error.value)
 
 
@@ -240,13 +264,18 @@ def test_bad_input_is_told_all_at_once_with_exit_code_2(project: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_more_texts_than_memory_are_refused(project: Path) -> None:
+def test_more_texts_than_a_list_can_hold_are_refused(project: Path) -> None:
     done = called(project, "sample", "runs/chars", "--num", "9" * 18, "--prompt", "many", "--prompt", "many")
     assert done.returncode == 2
-    assert re.fullmatch(
-        r"error: --num 9{18} for each of 2 prompts: keys and values of [\d,]+ texts at most fit into the memory\n",
-        done.stderr,
-    )
+    assert re.fullmatch(r"error: --num 9{18} for each of 2 prompts: [\d,]+ texts; at most 100,000\n", done.stderr)
+
+
+def test_texts_beyond_the_rows_wait(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: the texts that had to wait get other random numbers, or are lost."""
+    monkeypatch.setattr("codescent.verbs.sample.ROWS", 2)
+    few = sample_run(project / "runs/bytes", ["one"], tokens=6, num=7, device="cpu", out=io.StringIO())
+    monkeypatch.undo()
+    assert few == sample_run(project / "runs/bytes", ["one"], tokens=6, num=7, device="cpu", out=io.StringIO())
 
 
 def test_not_a_run_folder(tmp_path: Path) -> None:

@@ -31,23 +31,27 @@ def key_of(env: Mapping[str, str], run: str) -> bytes:
     Raises:
         UserError: there is no token and the file cannot be written; or other users may read the file.
     """
-    token = env.get(TOKEN, "").strip() or _of_this_user()
+    token = env.get(TOKEN, "").strip() or secret_of(
+        Path(FILE), f"{FILE}: the secret of the ranks", f"export {TOKEN} for every rank: any text that is hard to guess"
+    )
     return hmac.digest(os.fsencode(token), os.fsencode(f"codescent {run}"), hashlib.sha256)
 
 
-def _of_this_user() -> str:
-    path = Path(FILE).expanduser()
+def secret_of(path: Path, what: str, instead: str) -> str:
+    """The secret text in a file that only this user may read; a missing file gets a new one.
+
+    `what`, `instead`: for messages: what the file is for, and what would do in its place.
+    Raises UserError: the file cannot be read or made, others may read it, or it is empty.
+    """
     try:
+        path = path.expanduser()
         if not path.exists():
             _make(path)
         if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise UserError(f"{path}: other users may read this secret: chmod 600 {path}, or export {TOKEN}")
+            raise UserError(f"{path}: other users may read this secret: chmod 600 {path}, or {instead}")
         token = path.read_text(encoding="ascii").strip()
     except (OSError, RuntimeError, ValueError) as error:
-        raise UserError(
-            f"{FILE}: the secret of the ranks cannot be stored there ({error}): export {TOKEN} for every rank: "
-            "any text that is hard to guess"
-        ) from error
+        raise UserError(f"{what} cannot be stored there ({error}): {instead}") from error
     if not token:
         raise UserError(f"{path}: is empty: delete it, and a new one is written")
     return token

@@ -37,6 +37,8 @@ _KIND_OF_PRESET = {preset: kind.name for kind in _KINDS.values() for preset in k
 KINDS = tuple(_KINDS)
 GENERATING = tuple(kind.name for kind in _KINDS.values() if kind.generates)
 """Kinds whose models can generate text (see models/generate)."""
+ENCODING = tuple(kind.name for kind in _KINDS.values() if kind.encodes)
+"""Kinds whose models give embeddings of texts."""
 SEPARATING = tuple(kind.name for kind in _KINDS.values() if kind.separates)
 """Kinds whose models keep the documents of a sample apart (data.documents)."""
 READ_CONFIG = tuple(kind.name for kind in _KINDS.values() if "config" in kind.sizes)

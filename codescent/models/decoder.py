@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from codescent.models.part import Part
 from codescent.models.saved_blocks import DROPOUT_SITES
-from codescent.operators.cache import KVCache, LayerCache
+from codescent.operators.cache import Cache, LayerCache
 from codescent.operators.documents import DocumentBounds
 from codescent.operators.dropout import drop
 from codescent.operators.tables import Table
@@ -134,13 +134,13 @@ class Decoder(Part):
         self,
         inputs: Tensor,
         targets_BT: Tensor | None = None,
-        cache: KVCache | None = None,
+        cache: Cache | None = None,
         *,
         loss_scale: float = 1.0,
-        counts: Sequence[int] | None = None,
         lengths_B: Tensor | None = None,
         begins_BT: Tensor | None = None,
         ends_BM: Tensor | None = None,
+        wanted_N: Tensor | None = None,
     ) -> Tensor:
         """See `Part`.
 
@@ -148,19 +148,21 @@ class Decoder(Part):
             inputs: tokens int64 [B, T], or activations.
             targets_BT: int64: the next token at each position. With `lengths_B` or documents, a negative target has no
                 loss.
-            cache: key/value cache of earlier tokens. With a cache, the logits [B, V] are of each row's last token only.
+            cache: key/value cache of earlier tokens. With a cache, the tokens are [1, N]: those of all texts, one text
+                behind the other. The logits [B, V] are of the tokens that the cache wants.
             loss_scale: 1 / (target tokens of the global batch).
-            counts: with a cache, how many of the T tokens are real in each row (the rest is padding at the end).
             lengths_B: tokens of each sample before the padding; None: no padding. The causal mask hides the padding.
             begins_BT, ends_BM: the documents of each sample (see `data.documents`): positions begin again at each, and
                 no token sees another document. None: a sample is one document.
+            wanted_N: without targets and cache: the tokens whose logits [N, V] are wanted, as indices in B * T; None:
+                all, [B, T, V].
         """
         documents = None if begins_BT is None or ends_BM is None else DocumentBounds.of(begins_BT, ends_BM)
-        x_BTD, tied_gradient_VD, positions_BT, last_B = inputs, None, None, None
+        x_BTD, tied_gradient_VD, positions_BT = inputs, None, None
         keys_SB = self.dropout_keys(len(inputs))
         if cache is not None:
-            positions_BT, last_B = cache.begin(inputs.shape[1], counts)
-            x_BTD = self.scaled(self.tok(inputs))
+            positions_BT = cache.positions_1N
+            x_BTD = self.scaled(self.vocabulary.embed(self.tok.weight, inputs, None)[0])
             if self.pos is not None:
                 x_BTD = x_BTD + self.pos(positions_BT)
         elif self.embeds:
@@ -178,10 +180,12 @@ class Decoder(Part):
             x_BTD = block(x_BTD, keys_3B, self.rows_T, None, layer_cache, turns_TC2, *(documents or ()))
         if not self.ends:
             return x_BTD
+        if cache is not None:
+            x_BTD = cache.wanted(x_BTD)
+        elif wanted_N is not None:
+            x_BTD = x_BTD.flatten(0, 1)[wanted_N]
         x_BTD, weight_VD = self.norm(x_BTD), self.tok.weight if self.ties_head else self.head.weight
         if targets_BT is not None:
             targets_BT = self.select_tokens(targets_BT)
-        elif last_B is not None:
-            x_BTD = x_BTD[torch.arange(len(x_BTD), device=x_BTD.device), last_B]
         skips = lengths_B is not None or documents is not None
         return self.predict(x_BTD, weight_VD, targets_BT, loss_scale, tied_gradient_VD, skip_negative=skips)

@@ -183,6 +183,7 @@ class Kind:
         head_multiple: the number of channels of a head must be a multiple of this; 2 for rotary positions.
         options: which of the keys bias and dropout the user may set.
         generates: whether its models can generate text (see models/generate).
+        encodes: whether its models read a text as a whole, so that their states describe it (embeddings).
         separates: whether its models keep the documents of a sample apart (see data/documents).
         uncompiled: why torch.compile is not verified for this kind; "": it is verified.
         parts: fields of the shape that are no sizes themselves: the sizes that users give for each of them instead.
@@ -202,6 +203,7 @@ class Kind:
     head_multiple: int = 1
     options: tuple[str, ...] = ("bias", "dropout")
     generates: bool = False
+    encodes: bool = False
     separates: bool = False
     uncompiled: str = ""
     parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -106,7 +106,7 @@ class Attention(nn.Module):
             x_BTD: activations.
             keys_B: dropout keys for the attention probabilities; None: no dropout.
             padding_BT: bool, True at padding, which no query sees; positions after the first T are ignored.
-            cache: key/value cache of earlier positions. The new keys and values are added to it.
+            cache: key/value cache of earlier tokens. The new keys and values are added to it. B is 1.
             turns_TC2: angles of the positions (see `rotary`); positions after the first T are ignored. None: no
                 rotation.
             documents: of the whole samples; None: each sample is one document. Only causal attention reads them.
@@ -118,8 +118,12 @@ class Attention(nn.Module):
             qkv_BTGEK = self.head_norm(qkv_BTGEK, self.q_norm.weight, self.k_norm.weight)
         if turns_TC2 is not None:
             qkv_BTGEK = turn(qkv_BTGEK, turns_TC2 if turns_TC2.ndim > 3 else turns_TC2[:length])
-        if self.causal and keys_B is None and padding_BT is None and cache is None and self.core is None:
-            y_BTD: Tensor = self.out(causal_attention(qkv_BTGEK, self.recompute, self.scores, documents))
+        y_BTD: Tensor
+        if cache is not None:
+            y_BTD = self.out(cache.attend(qkv_BTGEK, self.scores))
+            return y_BTD
+        if self.causal and keys_B is None and padding_BT is None and self.core is None:
+            y_BTD = self.out(causal_attention(qkv_BTGEK, self.recompute, self.scores, documents))
             return y_BTD
         q_BHTK, k_BTGK, v_BTGK = _by_kind(qkv_BTGEK)
         k_BGTK, v_BGTK = k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2)
@@ -134,10 +138,6 @@ class Attention(nn.Module):
                 scores=self.scores,
                 documents=documents,
             )
-        elif cache is not None:
-            k_BSGK, v_BSGK = cache.extend(k_BTGK, v_BTGK)
-            seen_B1TS = cache.seen(self.scores.window)
-            y_BHTK = attend_to_seen(q_BHTK, k_BSGK.transpose(1, 2), v_BSGK.transpose(1, 2), seen_B1TS, self.scores)
         else:
             hidden = hidden_keys(qkv_BTW, None if padding_BT is None else padding_BT[:, :length], causal=self.causal)
             if documents is not None:
@@ -195,17 +195,17 @@ def hidden_keys(like: Tensor, padding_BS: Tensor | None, *, causal: bool) -> Ten
     return padding_B11S if later_TT is None else padding_B11S | later_TT
 
 
-def attend_to_seen(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, seen_B1TS: Tensor, scores: ScoreTraits) -> Tensor:
-    """Attention of some queries to the keys that `seen_B1TS` (bool) says: [B, H, T, K]. It knows no window itself.
+def attend_to_seen(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, seen: Tensor, scores: ScoreTraits) -> Tensor:
+    """Attention of some queries to the keys that `seen` says: [B, H, T, K]. It knows no window itself.
+
+    `seen`: bool, broadcasts to [B, H, T, S].
 
     No kernel of torch caps scores: then the formula is computed in at least fp32.
     """
     head_dim, grouped = q_BHTK.shape[-1], q_BHTK.shape[1] > k_BGSK.shape[1]
     if not scores.cap:
         scale = scores.scale(head_dim)
-        return F.scaled_dot_product_attention(
-            q_BHTK, k_BGSK, v_BGSK, attn_mask=seen_B1TS, scale=scale, enable_gqa=grouped
-        )
+        return F.scaled_dot_product_attention(q_BHTK, k_BGSK, v_BGSK, attn_mask=seen, scale=scale, enable_gqa=grouped)
     wide, times = torch.promote_types(q_BHTK.dtype, torch.float32), q_BHTK.shape[1] // k_BGSK.shape[1]
     q_BHTK, k_BHSK, v_BHSK = (
         q_BHTK.to(wide),
@@ -213,7 +213,7 @@ def attend_to_seen(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, seen_B1TS: Te
         v_BGSK.repeat_interleave(times, 1),
     )
     scores_BHTS = capped(q_BHTK @ k_BHSK.transpose(2, 3) * scores.factor(head_dim), scores.cap)
-    return scores_BHTS.masked_fill(~seen_B1TS, -math.inf).softmax(-1).to(v_BHSK.dtype) @ v_BHSK
+    return scores_BHTS.masked_fill(~seen, -math.inf).softmax(-1).to(v_BHSK.dtype) @ v_BHSK
 
 
 def attend(

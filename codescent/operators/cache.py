@@ -1,14 +1,21 @@
-"""In: keys and values of new tokens. Out: keys and values of all tokens so far, for attention (key/value cache).
-Does not compute attention or choose the next tokens. The sequences of a batch may have different lengths."""
+"""In: keys and values of new tokens. Out: attention of these tokens to their texts so far (key/value cache, in pages).
+Does not decide which pages a text gets (`codescent.inference` does) or choose the next tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-# Shapes: B rows (prompts), T new positions, S slots, H key-value heads, K head_dim.
+from codescent.operators.attention import attend_to_seen
+from codescent.operators.block_attention import ScoreTraits
+
+# Shapes: N new tokens of all rows of a pass, one row behind the other; T new tokens of a row, S slots that they see; L
+# layers, M slots in memory, G key-value heads, R query heads of a group, H = G * R, E = R + 2, K head_dim, D hidden
+# size; B rows, P pages of a row.
 _MULTIPLE = 128
 """See `few_lengths`."""
 
@@ -22,82 +29,272 @@ def few_lengths(length: int, most: int, device: torch.device) -> int:
     return length if device.type == "cpu" else min(most, -(-length // _MULTIPLE) * _MULTIPLE)
 
 
-class LayerCache:
-    """Keys and values of one layer, and the attention mask of the current forward pass."""
+class LayerCache(Protocol):
+    """What attention of one layer reads and writes in a forward pass with a cache."""
 
-    def __init__(self, k_BSHK: Tensor, v_BSHK: Tensor) -> None:
-        self.k_BSHK, self.v_BSHK = k_BSHK, v_BSHK
-        self.rows_B1: Tensor
-        self.slots_BT: Tensor
-        self.mask_B1TS: Tensor
-
-    def extend(self, k_BTHK: Tensor, v_BTHK: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the new keys and values into their slots. Return all keys and values that the mask covers."""
-        self.k_BSHK[self.rows_B1, self.slots_BT] = k_BTHK
-        self.v_BSHK[self.rows_B1, self.slots_BT] = v_BTHK
-        used = self.mask_B1TS.shape[-1]
-        return self.k_BSHK[:, :used], self.v_BSHK[:, :used]
-
-    def seen(self, window: int) -> Tensor:
-        """bool [B, 1, T, S]: the slots that a new token sees: its own and those of window - 1 tokens before; 0: all."""
-        if not window:
-            return self.mask_B1TS
-        slots_S = torch.arange(self.mask_B1TS.shape[-1], device=self.slots_BT.device)
-        return self.mask_B1TS & (slots_S > self.slots_BT[:, None, :, None] - window)
+    def attend(self, qkv_1NGEK: Tensor, scores: ScoreTraits) -> Tensor:
+        """Keep the new keys and values, and attend to all of each text: [1, N, H * K]."""
 
 
-class KVCache:
-    """Key/value cache of all layers. Slot s of a row holds the token at position s of that row.
+class Cache(Protocol):
+    """What a decoder reads and writes in a forward pass with a cache.
 
-    Rows may have different lengths. A forward pass adds T tokens to every row; only the first `counts[row]` are real.
-    The rest is padding: it is never read, and the row's next tokens overwrite it. `size` is (rows, seq_len, key-value
-    heads, head_dim).
+    Attributes:
+        positions_1N: position of each new token in its text.
+        layers: of each layer of the model.
+    """
+
+    positions_1N: Tensor
+    layers: Sequence[LayerCache]
+
+    def wanted(self, x_1ND: Tensor) -> Tensor:
+        """The rows whose logits are wanted: [B, D]."""
+
+
+class KeysValues:
+    """Memory for keys and values of all layers. A slot holds those of one token.
+
+    A page is `page_size` slots that follow each other. The last page is for tokens that nobody reads (`PagesPass`).
+
+    Attributes:
+        of_layers_LMG2K: keys, then values.
+        layers: the same, layer by layer.
     """
 
     def __init__(
-        self, num_layers: int, size: tuple[int, int, int, int], device: torch.device, dtype: torch.dtype
+        self,
+        num_layers: int,
+        pages: int,
+        page_size: int,
+        head: tuple[int, int],
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
-        num_rows, self.seq_len, _, _ = size
-        self.lengths = [0] * num_rows
-        memory = [torch.zeros(2, *size, device=device, dtype=dtype) for _ in range(num_layers)]
-        self.layers = [LayerCache(*k_and_v) for k_and_v in memory]
-        self.device = device
+        groups, head_dim = head
+        self.page_size, self.spare = page_size, pages
+        slots = (pages + 1) * page_size
+        # On a CPU, zeros take memory only as they are written.
+        self.of_layers_LMG2K = torch.zeros(num_layers, slots, groups, 2, head_dim, device=device, dtype=dtype)
+        self.layers = self.of_layers_LMG2K.unbind(0)
 
-    def begin(self, width: int, counts: Sequence[int] | None) -> tuple[Tensor, Tensor]:
-        """Reserve slots for `width` tokens per row.
 
-        Returns:
-            Positions [B, T] of the tokens; index [B] of the last real token of each row.
+class TextPages:
+    """The pages of a text, in its order.
 
-        Raises:
-            ValueError: a row would become longer than seq_len; `counts` does not fit.
-        """
-        counts = [width] * len(self.lengths) if counts is None else list(counts)
-        if len(counts) != len(self.lengths) or max(counts) > width or min(counts) < 1:
-            raise ValueError(f"counts {counts} do not fit {len(self.lengths)} rows of {width} tokens")
-        used = max(self.lengths) + width
-        if used > self.seq_len:
-            raise ValueError(f"{max(self.lengths)} + {width} tokens are more than seq_len = {self.seq_len}")
-        positions_BT = torch.tensor(self.lengths, device=self.device)[:, None] + torch.arange(width, device=self.device)
-        slots_S = torch.arange(few_lengths(used, self.seq_len, self.device), device=self.device)
-        mask_B1TS = (slots_S <= positions_BT[:, :, None])[:, None]
-        rows_B1 = torch.arange(len(counts), device=self.device)[:, None]
-        for layer in self.layers:
-            layer.rows_B1, layer.slots_BT, layer.mask_B1TS = rows_B1, positions_BT, mask_B1TS
-        self.lengths = [length + count for length, count in zip(self.lengths, counts)]
-        return positions_BT, torch.tensor(counts, device=self.device) - 1
+    Attributes:
+        numbers: of the pages.
+        runs: slots [first, end) of pages that follow each other in memory.
+    """
 
-    def keep(self, rows: Sequence[int]) -> None:
-        """Drop all rows except `rows`, in this order."""
-        index = torch.tensor(rows, device=self.device)
-        for layer in self.layers:
-            layer.k_BSHK, layer.v_BSHK = layer.k_BSHK[index], layer.v_BSHK[index]
-        self.lengths = [self.lengths[row] for row in rows]
+    def __init__(self, page_size: int, numbers: Iterable[int] = ()) -> None:
+        self._size = page_size
+        self.numbers: list[int] = []
+        self.runs: list[tuple[int, int]] = []
+        for number in numbers:
+            self.append(number)
 
-    def replace(self, rows: Sequence[int], other: KVCache) -> None:
-        """Replace row `rows[i]` by row i of `other`."""
-        index = torch.tensor(rows, device=self.device)
-        for mine, theirs in zip(self.layers, other.layers):
-            mine.k_BSHK[index], mine.v_BSHK[index] = theirs.k_BSHK, theirs.v_BSHK
-        for row, length in zip(rows, other.lengths):
-            self.lengths[row] = length
+    def append(self, number: int) -> None:
+        """Add the next page."""
+        self.numbers.append(number)
+        first, end = number * self._size, (number + 1) * self._size
+        if self.runs and self.runs[-1][1] == first:
+            self.runs[-1] = (self.runs[-1][0], end)
+        else:
+            self.runs.append((first, end))
+
+    def slots(self, begin: int, end: int) -> list[tuple[int, int]]:
+        """Slots [first, last) of the tokens at positions [begin, end), in their order."""
+        found, at = [], 0
+        for first, last in self.runs:
+            here, there = max(begin - at, 0), min(last - first, end - at)
+            if here < there:
+                found.append((first + here, first + there))
+            at += last - first
+        return found
+
+
+class RowPart(NamedTuple):
+    """What a pass reads of one text: its tokens so far are `length`, of which the last `new` ones are new."""
+
+    new: int
+    length: int
+    pages: TextPages
+
+
+class RowsPass:
+    """A pass in which each row attends by itself. Keys are read where they are, if a row's pages follow each other.
+
+    Rows may have any number of new tokens. The logits of the last one are wanted, of those rows that say so.
+    """
+
+    def __init__(self, memory: KeysValues, parts: Sequence[RowPart], wanted: Sequence[bool]) -> None:
+        device = memory.layers[0].device
+        positions, slots, last, first = list[int](), list[int](), list[int](), 0
+        for part, is_wanted in zip(parts, wanted, strict=True):
+            begin = part.length - part.new
+            positions += range(begin, part.length)
+            for start, end in part.pages.slots(begin, part.length):
+                slots += range(start, end)
+            first += part.new
+            last += [first - 1] * is_wanted
+        self.memory, self.parts = memory, parts
+        self.news = [part.new for part in parts]
+        self.positions_1N = torch.tensor([positions], device=device)
+        self.slots_N = torch.tensor(slots, device=device)
+        self._last_B = None if len(last) == first else torch.tensor(last, dtype=torch.int64, device=device)
+        self._seen: dict[int, list[_Seen]] = {}
+        self.layers = [_LayerOfRows(self, layer) for layer in range(len(memory.layers))]
+
+    def wanted(self, x_1ND: Tensor) -> Tensor:
+        """See `Cache`."""
+        return x_1ND[0] if self._last_B is None else x_1ND[0].index_select(0, self._last_B)
+
+    def seen(self, window: int) -> list[_Seen]:
+        """What each row reads in layers with this window; computed at its first use in a pass."""
+        if window not in self._seen:
+            self._seen[window] = [_Seen(self.memory, part, window) for part in self.parts]
+        return self._seen[window]
+
+
+class _Seen:
+    """The keys and values that the new tokens of a row see, in all layers with one window."""
+
+    def __init__(self, memory: KeysValues, part: RowPart, window: int) -> None:
+        before, device = part.length - part.new, memory.layers[0].device
+        begin = max(0, before + 1 - window) if window else 0
+        self._memory, self._part, self._window, self._begin = memory, part, window, begin
+        self._slots = part.pages.slots(begin, part.length)
+        self._mask_TS: Tensor | None = None
+        self._views: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None = None
+        self._index_S: Tensor | None = None
+        on_cpu, length = device.type == "cpu", part.length - begin
+        self._read = few_lengths(length, len(memory.layers[0]), device)
+        self.unmasked = on_cpu and part.new == 1
+        self.is_causal = on_cpu and before == 0 and not (window and window < part.length)
+        if not on_cpu:
+            slots = [slot for first, end in self._slots for slot in range(first, end)]
+            spare = [memory.spare * memory.page_size] * (self._read - length)  # a mask hides it
+            self._index_S = torch.tensor(slots + spare, device=device)
+        elif len(self._slots) == 1:
+            # All layers at once: a view of each would cost more than its attention.
+            first, end = self._slots[0]
+            keys, values = memory.of_layers_LMG2K[:, None, first:end].permute(4, 0, 1, 3, 2, 5).unbind(0)
+            self._views = keys.unbind(0), values.unbind(0)
+
+    @property
+    def mask_TS(self) -> Tensor:
+        """bool: which of these keys each new token sees; computed at its first use in a pass."""
+        if self._mask_TS is None:
+            part, device = self._part, self._memory.layers[0].device
+            own_T1 = torch.arange(part.length - part.new, part.length, device=device)[:, None]
+            seen_S = torch.arange(self._begin, self._begin + self._read, device=device)
+            self._mask_TS = seen_S <= own_T1
+            if self._window:
+                self._mask_TS &= seen_S > own_T1 - self._window
+        return self._mask_TS
+
+    def of(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer: [1, G, S, K] each."""
+        if self._views is not None:
+            return self._views[0][layer], self._views[1][layer]
+        kv_MG2K = self._memory.layers[layer]
+        if self._index_S is not None:
+            kv_SG2K = kv_MG2K.index_select(0, self._index_S)
+        else:
+            kv_SG2K = torch.cat([kv_MG2K[first:end] for first, end in self._slots])
+        keys_1GSK, values_1GSK = kv_SG2K[None].permute(3, 0, 2, 1, 4).unbind(0)
+        return keys_1GSK, values_1GSK
+
+
+class _LayerOfRows:
+    """See `LayerCache`."""
+
+    def __init__(self, rows: RowsPass, layer: int) -> None:
+        self._rows, self._layer = rows, layer
+
+    def attend(self, qkv_1NGEK: Tensor, scores: ScoreTraits) -> Tensor:
+        """See `LayerCache`."""
+        rows, layer = self._rows, self._layer
+        qkv_NGEK = qkv_1NGEK[0]
+        queries = qkv_NGEK.shape[2] - 2
+        rows.memory.layers[layer].index_copy_(0, rows.slots_N, qkv_NGEK[:, :, queries:])
+        q_NGRK = qkv_NGEK[:, :, :queries]
+        of_rows = torch.split(q_NGRK, rows.news) if len(rows.news) > 1 else (q_NGRK,)
+        found = [
+            _attended(q_TGRK, *seen.of(layer), seen, scores)
+            for q_TGRK, seen in zip(of_rows, rows.seen(scores.window), strict=True)
+        ]
+        return (found[0] if len(found) == 1 else torch.cat(found)).view(1, len(qkv_NGEK), -1)
+
+
+def _attended(q_TGRK: Tensor, k_1GSK: Tensor, v_1GSK: Tensor, seen: _Seen, scores: ScoreTraits) -> Tensor:
+    """Attention of the new tokens of a row: [T, H * K]."""
+    if seen.unmasked and not scores.cap:
+        # One token sees all keys alike: the queries of a group are rows that need no mask.
+        y_1GRK = F.scaled_dot_product_attention(q_TGRK, k_1GSK, v_1GSK, scale=scores.scale(q_TGRK.shape[3]))
+        return y_1GRK.flatten(1)
+    q_1HTK = q_TGRK.flatten(1, 2).transpose(0, 1)[None]
+    if seen.is_causal and not scores.cap:
+        scale, grouped = scores.scale(q_1HTK.shape[3]), q_TGRK.shape[2] > 1
+        y_1HTK = F.scaled_dot_product_attention(q_1HTK, k_1GSK, v_1GSK, is_causal=True, scale=scale, enable_gqa=grouped)
+    else:
+        y_1HTK = attend_to_seen(q_1HTK, k_1GSK, v_1GSK, seen.mask_TS, scores)
+    return y_1HTK[0].transpose(0, 1).flatten(1)
+
+
+class PagesPass:
+    """A pass with one new token of each row. Its operators have the same shapes for any texts: a CUDA graph repeats it.
+
+    All of a row's pages are gathered by the table of pages, and a mask hides what is not its text. A row that is only
+    there to fill the shape has position 0 and the spare page. The tensors are read when the pass runs, so a graph reads
+    what they hold then.
+
+    Args:
+        memory: of keys and values.
+        positions_1B: position of each new token.
+        pages_BP: pages of each row; those behind its last one may be any.
+    """
+
+    def __init__(self, memory: KeysValues, positions_1B: Tensor, pages_BP: Tensor) -> None:
+        self.memory, self.positions_1N, self.pages_BP = memory, positions_1B, pages_BP
+        size = memory.page_size
+        positions_B = positions_1B[0]
+        pages_B = pages_BP.gather(1, (positions_B // size)[:, None])[:, 0]
+        self.slots_B = pages_B * size + positions_B % size
+        slots_S = torch.arange(pages_BP.shape[1] * size, device=pages_BP.device)
+        self._later_BS = slots_S - positions_B[:, None]
+        self._seen: dict[int, Tensor] = {}
+        self.layers = [_LayerOfPages(self, layer_MG2K) for layer_MG2K in memory.layers]
+
+    def wanted(self, x_1ND: Tensor) -> Tensor:
+        """See `Cache`: of all rows."""
+        return x_1ND[0]
+
+    def seen(self, window: int) -> Tensor:
+        """bool [B, 1, 1, S]: the slots of each row that its new token sees."""
+        if window not in self._seen:
+            seen_BS = self._later_BS <= 0
+            if window:
+                seen_BS = seen_BS & (self._later_BS > -window)
+            self._seen[window] = seen_BS[:, None, None]
+        return self._seen[window]
+
+
+class _LayerOfPages:
+    """See `LayerCache`."""
+
+    def __init__(self, pages: PagesPass, layer_MG2K: Tensor) -> None:
+        self._pages, self._layer_MG2K = pages, layer_MG2K
+
+    def attend(self, qkv_1NGEK: Tensor, scores: ScoreTraits) -> Tensor:
+        """See `LayerCache`."""
+        pages = self._pages
+        qkv_BGEK = qkv_1NGEK[0]
+        queries = qkv_BGEK.shape[2] - 2
+        self._layer_MG2K.index_copy_(0, pages.slots_B, qkv_BGEK[:, :, queries:])
+        head = self._layer_MG2K.shape[1:]
+        by_page = self._layer_MG2K.view(-1, pages.memory.page_size, *head)
+        kv_BSG2K = by_page.index_select(0, pages.pages_BP.flatten()).view(len(qkv_BGEK), -1, *head)
+        keys_BGSK, values_BGSK = kv_BSG2K.permute(3, 0, 2, 1, 4).unbind(0)
+        y_BGRK = attend_to_seen(qkv_BGEK[:, :, :queries], keys_BGSK, values_BGSK, pages.seen(scores.window), scores)
+        return y_BGRK.flatten(1)[None]

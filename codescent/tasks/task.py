@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from codescent.config.sections import Data, Model
+    from codescent.tasks.conversations.chat_template import ChatTokens
 
 VOCAB_SIZES = {"byte": ByteTokenizer.vocab_size, "gpt2": GPT2_VOCAB_SIZE, "bert": 30_522, "bert-cased": 28_996}
 """Vocabulary sizes of the tokenizers that do not depend on a corpus."""
@@ -341,6 +342,10 @@ class Task:
     def prompts(self, request: TaskRequest, tokenizer: Tokenizer) -> Prompts:
         """The encoder of prompts. Raises UserError: a file that it needs in the run's folder is damaged or missing."""
         return Prompts(tokenizer)
+
+    def chat(self, request: TaskRequest, tokenizer: Tokenizer) -> ChatTokens | None:
+        """The chat template of a trained model; None: it has none. Raises UserError: as `prompts`."""
+        return None
 
     def example(self, open_validation: Callable[[], Source]) -> list[int] | None:
         """The tokens of a prompt of the validation split, which the text at the end of a run continues.

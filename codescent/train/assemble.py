@@ -23,6 +23,7 @@ from codescent.data.loader import Loader
 from codescent.data.mixture import order_of
 from codescent.data.order import Ahead, AheadOrder
 from codescent.data.samples import AnyDataset
+from codescent.huggingface.initial import write_initial_values_
 from codescent.models.part import Part
 from codescent.operators.compiled import leave_alone
 from codescent.plan import AXES, WIDE, Memory, Plan, TensorPlan, Verb
@@ -30,7 +31,6 @@ from codescent.strategies import ThisRank, active
 from codescent.strategies.gradients import gradients_of
 from codescent.train.ema import Ema
 from codescent.train.execute import Executor
-from codescent.train.initial import write_initial_values_
 from codescent.train.muon import matrix_rounds
 from codescent.train.optimize import Accepts, Optimizer, Weight
 from codescent.train.server_weights import server_weights

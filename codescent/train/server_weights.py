@@ -6,8 +6,8 @@ from __future__ import annotations
 import torch
 
 from codescent.base.torch_dtypes import TORCH_DTYPE
+from codescent.huggingface.initial import write_initial_values_
 from codescent.plan import Plan
-from codescent.train.initial import write_initial_values_
 from codescent.train.optimize import Weight
 
 

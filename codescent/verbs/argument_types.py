@@ -23,6 +23,7 @@ LONG = re.compile(r"\S{200,}")
 SHOWN_CHARS = 60
 """So much of a LONG word is shown in a message."""
 INSTEAD_OF_BOTH = "; give one of them"
+MOST_PORT = 65_535
 MOST_DIGITS = 18
 """Of a whole number: no option needs more, and Python reads no more than some thousands."""
 
@@ -55,6 +56,14 @@ def _whole(word: str, least: int) -> int:
         most = f" of at most {MOST_DIGITS} digits" if len(word) > MOST_DIGITS and word.isdecimal() else ""
         raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of at least {least}{most}, such as 4")
     return int(word)
+
+
+def port(word: str) -> int:
+    """The number of a port; 0: a free one."""
+    number = _whole(word, 0)
+    if number > MOST_PORT:
+        raise argparse.ArgumentTypeError(f"{word!r} is no port: at most {MOST_PORT}")
+    return number
 
 
 def amount(word: str) -> float:

@@ -153,6 +153,8 @@ VERBS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = 
     ("config", "print every value of a config and its origin", arguments_run.config),
     ("data", "prepare a corpus, or all that the run of a config reads", arguments_run.data),
     ("sample", "generate text with a trained model", arguments_trained.sample),
+    ("chat", "talk with a trained model in the terminal", arguments_trained.chat),
+    ("serve", "answer requests for a trained model: OpenAI's API, and a page to chat", arguments_trained.serve),
     ("evaluate", "score a trained model, or a file of answers to questions", arguments_trained.evaluate),
     ("plot", "draw loss, learning rate, gradient norm and speed of runs", arguments_trained.plot),
     (

@@ -6,10 +6,12 @@ from __future__ import annotations
 import argparse
 
 from codescent.base.device_kinds import AUTO, NAMES
+from codescent.base.rank import LOOPBACK
 from codescent.plan.flops import FlopFormula
-from codescent.verbs.argument_types import path, path_or_hub, positive, text, whole
+from codescent.verbs.argument_types import not_negative, path, path_or_hub, port, positive, text, whole
 from codescent.verbs.argument_words import CONFIG_HELP, DEVICE_HELP, OVERRIDES_HELP, TARGETS_HELP, checkpoint_arguments
 
+MODEL_HELP = "run folder, a checkpoint in it, or a Hugging Face folder"
 FORMULA_HELP = f"how FLOPs are counted for GFLOP/s and MFU (default {FlopFormula.ATTENTION})"
 
 
@@ -29,13 +31,57 @@ def sample(verb: argparse.ArgumentParser) -> None:
     add("--device", choices=NAMES, default=AUTO, help=DEVICE_HELP)
 
 
+def generation_arguments(verb: argparse.ArgumentParser) -> None:
+    """Add how tokens are chosen."""
+    add = verb.add_argument
+    add("--temperature", type=float, default=0.8, help="0: always the most probable token (default 0.8)")
+    add("--top-k", type=positive, help="sample only from the K most probable tokens")
+    add("--top-p", type=float, help="sample only from the most probable tokens whose probabilities sum to this value")
+    add("--min-p", type=float, help="sample only from tokens at least so many times as probable as the first")
+
+
+def chat(verb: argparse.ArgumentParser) -> None:
+    """Add the arguments of `codescent chat`."""
+    add = verb.add_argument
+    add("run", type=path, metavar="RUN", help=MODEL_HELP)
+    add("--system", type=text, metavar="TEXT", help="what the model is told before the conversation")
+    add("--tokens", type=positive, default=512, help="largest number of tokens of an answer (default 512)")
+    generation_arguments(verb)
+    add("--seed", type=int, default=0, help="the same seed and messages give the same answers (default 0)")
+    checkpoint_arguments(verb)
+    add("--device", choices=NAMES, default=AUTO, help=DEVICE_HELP)
+
+
+def serve(verb: argparse.ArgumentParser) -> None:
+    """Add the arguments of `codescent serve`."""
+    add = verb.add_argument
+    add("run", type=path, metavar="RUN", help=MODEL_HELP)
+    add("--host", type=text, default=LOOPBACK, help=f"address to listen at (default {LOOPBACK}: this machine alone)")
+    add("--port", type=port, default=8000, help="port to listen at; 0: a free one (default 8000)")
+    add("--name", type=text, help="name of the model in requests (default: that of the folder)")
+    add("--rows", type=positive, default=16, help="texts that are generated at a time (default 16)")
+    add("--waiting", type=whole, default=64, help="texts that may wait for that; more are refused (default 64)")
+    token_help = "file with the token that clients must know (default: none on loopback, else ~/.codescent/serve_token)"
+    add("--token-file", type=path, metavar="FILE", help=token_help)
+    add("--log", type=path, metavar="FILE", help="write requests and answers into this file (default: none are kept)")
+    grace_help = "seconds that running requests may take after SIGTERM (default 600)"
+    add("--grace", type=not_negative, default=600.0, metavar="S", help=grace_help)
+    checkpoint_arguments(verb)
+    add("--device", choices=NAMES, default=AUTO, help=DEVICE_HELP)
+
+
 def evaluate(verb: argparse.ArgumentParser) -> None:
     """Add the arguments of `codescent evaluate`."""
     add = verb.add_argument
-    add("run", type=path, nargs="?", metavar="RUN", help="run folder; without it, give --predictions")
+    folder_help = "run folder (with --tasks also a Hugging Face folder); without it, give --predictions"
+    add("run", type=path, nargs="?", metavar="RUN", help=folder_help)
     add("--data", type=path, metavar="FILE", help="a text, or questions in SQuAD's format (default: validation split)")
     add("--predictions", type=path, metavar="FILE", help="answers to score, without a run: JSON {question id: text}")
     add("--json", action="store_true", help="print the scores as JSON")
+    add("--tasks", type=text, metavar="NAME,...", help="tasks of lm-evaluation-harness, such as hellaswag,arc_easy")
+    add("--tasks-folder", type=path, metavar="DIR", help="with --tasks: more tasks, as YAML files; may run code of DIR")
+    add("--shots", type=whole, metavar="N", help="with --tasks: examples before each question (default: the task's)")
+    add("--limit", type=positive, metavar="N", help="with --tasks: only the first N questions of each")
     add("--out", type=path, metavar="FILE", help="file for the model's answers (default: RUN/predictions.json)")
     checkpoint_arguments(verb)
     add("--device", choices=NAMES, default=AUTO, help=DEVICE_HELP)
@@ -61,6 +107,8 @@ def report(verb: argparse.ArgumentParser) -> None:
     add("--figures", type=path, metavar="FOLDER", help="also write each figure into a file of this folder")
     add("--format", choices=("svg", "png"), help="format of these files (default svg)")
     add("--formula", choices=[str(formula) for formula in FlopFormula], help=f"of a study: {FORMULA_HELP}")
+    requests_help = "the log of `codescent serve --log`: report how the prompts of RUN's clients drift"
+    add("--requests", type=path, metavar="FILE", help=requests_help)
     add = verb.add_argument_group("instead of a page: print what a profile says").add_argument
     add("--profile", type=path, metavar="RUN", help="run folder, of a run with profile.active")
     add("--window", type=positive, metavar="N", help="which window, with profile.repeat (default 1)")

@@ -44,6 +44,8 @@ VERBS: Mapping[str, str] = {
     "config": "config.main",
     "data": "data.main",
     "sample": "sample.main",
+    "chat": "chat.main",
+    "serve": "serve.main",
     "evaluate": "evaluate.main",
     "plot": "plot.main",
     "compare": "compare.main",

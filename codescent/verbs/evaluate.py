@@ -7,6 +7,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from codescent.base.errors import UserError
+from codescent.base.extra import library
 from codescent.base.json_text import json_text
 from codescent.base.output import say, warn
 from codescent.build import saved_plan
@@ -19,9 +20,14 @@ def main(arguments: Namespace) -> int:
     """Print the scores of a run, or of a file of answers (without importing torch)."""
     predictions, data = vars(arguments).pop("predictions"), arguments.data
     as_json = vars(arguments).pop("json")
+    harness = {name: vars(arguments).pop(name) for name in ("tasks", "tasks_folder", "shots", "limit")}
     if (arguments.run is None) == (predictions is None):
         raise UserError("codescent evaluate: give a RUN, or --predictions FILE with --data FILE")
-    if predictions is None:
+    if harness["tasks"] is None and (given := [name for name, value in harness.items() if value is not None]):
+        raise UserError(*(f"--{name.replace('_', '-')}: needs --tasks; leave it out" for name in given))
+    if harness["tasks"] is not None:
+        scores = _by_harness(arguments, predictions, **harness)
+    elif predictions is None:
         scores = evaluate_run(**vars(arguments))
     elif data is None:
         raise UserError("codescent evaluate --predictions: also give the questions: --data dev-v1.1.json")
@@ -35,6 +41,33 @@ def main(arguments: Namespace) -> int:
     else:
         say(scores.lines)
     return 0
+
+
+def _by_harness(
+    arguments: Namespace,
+    predictions: Path | None,
+    *,
+    tasks: str,
+    tasks_folder: Path | None,
+    shots: int | None,
+    limit: int | None,
+) -> Scores:
+    """Score a model on tasks of lm-evaluation-harness. Raises UserError: words of another way are given, too."""
+    others = {"predictions": predictions, "data": arguments.data, "out": arguments.out}
+    if given := [name for name, value in others.items() if value is not None]:
+        raise UserError(*(f"--{name}: has no effect with --tasks; leave it out" for name in given))
+    names = [name.strip() for name in tasks.split(",") if name.strip()]
+    if not names:
+        raise UserError("--tasks: give names of tasks, such as hellaswag,arc_easy")
+    library("lm_eval", "--tasks", "lm-eval")
+    from codescent.inference.harness_tasks import HarnessRequest, score_tasks
+    from codescent.inference.open import open_engine
+
+    which = {"best": arguments.best, "step": arguments.step, "ema": arguments.ema}
+    opened = open_engine(arguments.run, **which, device=arguments.device)
+    scores = score_tasks(HarnessRequest(names, tasks_folder, shots, limit), opened)
+    said = f"{arguments.run}{f', {opened.which}' if opened.which else ''}"
+    return Scores([said, *scores.lines], {"run": arguments.run, "which": opened.which, **scores.facts})
 
 
 def evaluate_run(
@@ -61,7 +94,7 @@ def evaluate_run(
     Raises:
         UserError: not a run folder, no such checkpoint, data that cannot be used, or no such device.
     """
-    from codescent.verbs.trained import dataset_of, device_of, find, module_of
+    from codescent.inference.trained import dataset_of, device_of, find, module_of
 
     where = device_of(device)
     if isinstance(where, str):

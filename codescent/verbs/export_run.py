@@ -26,8 +26,8 @@ from codescent.huggingface.kind import Kind
 from codescent.huggingface.rounding import Rounding
 from codescent.huggingface.tokens import GENERATION, Controls, tokenizer_files
 from codescent.huggingface.write import Read, Shard, shards, write_weights
+from codescent.inference.trained import Trained, Values, find
 from codescent.record import TOKENIZER
-from codescent.verbs.trained import Trained, Values, find
 
 
 def main(arguments: Namespace) -> int:

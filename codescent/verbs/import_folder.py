@@ -33,12 +33,12 @@ from codescent.data.tokenizers.bpe import LibraryTokenizer
 from codescent.data.tokenizers.tokenizer import Tokenizer
 from codescent.hub.obtain import pinned
 from codescent.huggingface.folder import Folder, as_keys, inert_keys, more_rows, open_folder
+from codescent.huggingface.initial import is_finite
 from codescent.huggingface.named import obtain_model
 from codescent.huggingface.read import box
 from codescent.huggingface.tokens import Controls, library_text, tokenizer_text
 from codescent.record import CHECKPOINTS, TOKENIZER, RunFolder
 from codescent.tasks import TASKS, task_of
-from codescent.train.initial import is_finite
 from codescent.verbs.config import resolved_of
 
 MOST_POSITIONS = 1024

@@ -19,10 +19,12 @@ from codescent.report.frame import standing
 from codescent.report.markdown import MARK as MARKDOWN_MARK
 from codescent.report.markdown import markdown
 from codescent.report.page import MARK, page
+from codescent.report.requests import requests_report
 from codescent.report.run_figures import step_picture
 from codescent.report.sections import file_name, report
 from codescent.report.style import marked, no_matplotlib, picture_bytes
 from codescent.results import Run, State, open_runs
+from codescent.results.answered import read_log
 from codescent.study import Study, open_study
 from codescent.study.folder import DEFINITION
 from codescent.study.table import STUDY_CSV
@@ -56,7 +58,7 @@ def main(arguments: Namespace) -> int:
     if problems:
         raise UserError(*dict.fromkeys(problems))
     _warn_of_few_steps(runs)
-    found = report(runs, study)
+    found = report(runs, study) if arguments.requests is None else _of_requests(runs, study, arguments.requests)
     links = (
         write_figures(found, arguments.figures, arguments.format or "svg", out) if arguments.figures is not None else {}
     )
@@ -69,6 +71,14 @@ def main(arguments: Namespace) -> int:
         warn(f"{out}: has no figures: {missing}")
     say([f"{out}: {counted(len(runs), 'run')}" + (f" of the study {study.name}" if study is not None else "")])
     return 0
+
+
+def _of_requests(runs: Sequence[Run], study: Study | None, log: Path) -> Report:
+    """The report about the requests that a run's model has answered. Raises UserError: not of one run, no such log."""
+    if study is not None or len(runs) != 1:
+        raise UserError("--requests: is about the model of one run; give its folder alone")
+    prompts, damaged = read_log(log)
+    return requests_report(runs[0], prompts, damaged)
 
 
 def _warn_of_few_steps(runs: Sequence[Run]) -> None:
@@ -88,6 +98,7 @@ def _profile(arguments: Namespace) -> int:
         "--figures": arguments.figures,
         "--format": arguments.format,
         "--formula": arguments.formula,
+        "--requests": arguments.requests,
     }
     given["--markdown"] = arguments.markdown
     if found := [name for name, value in given.items() if value]:

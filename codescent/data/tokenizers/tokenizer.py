@@ -134,10 +134,14 @@ class ByteTokenizer(_ContextFree):
 
 def load(path: Path) -> Tokenizer:
     """Read a file that `save` wrote, or a JSON file of the tokenizers library. Raises UserError: not a tokenizer."""
-    text, fields = fields_of(path)
+    return of_text(*fields_of(path), str(path))
+
+
+def of_text(text: str, fields: Any, path: str) -> Tokenizer:
+    """The tokenizer of such a file's text, which is `fields` as JSON; `path` is for messages. Raises UserError."""
     match fields:
         case {"codescent_tokenizer": "library", "end": int() | None as end, "tokenizer": dict(inner)}:
-            recorded = LibraryTokenizer.from_json(json.dumps(inner), str(path), obeys=True)
+            recorded = LibraryTokenizer.from_json(json.dumps(inner), path, obeys=True)
             if end is not None and end not in recorded.vocabulary.values():
                 raise UserError(f"{path}: not a tokenizer: no token has the id {end}, which ends documents")
             return recorded.ended_by(end)
@@ -148,7 +152,7 @@ def load(path: Path) -> Tokenizer:
         case {"codescent_tokenizer": "byte"}:
             return ByteTokenizer()
     kind = WordPiece if is_wordpiece(fields) else LibraryTokenizer
-    return kind.from_json(text, str(path))
+    return kind.from_json(text, path)
 
 
 def fields_of(path: Path) -> tuple[str, Any]:

@@ -199,5 +199,6 @@ KIND = Kind(
     wrong=_wrong,
     words={"head": HEADS},
     options=("dropout",),
+    encodes=True,
     uncompiled="has been compiled in one process only so far: no compiled run with tp > 1 has finished yet",
 )

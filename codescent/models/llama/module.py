@@ -11,18 +11,16 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from codescent.base.device import wide_dtype
 from codescent.models.decoder import Block, Decoder
 from codescent.models.llama.declare import LlamaShape
 from codescent.operators.activations import ActivatedThenLinear, GateUp
 from codescent.operators.attention import Attention
 from codescent.operators.block_attention import ScoreTraits
 from codescent.operators.documents import DocumentBounds
-from codescent.operators.frequencies import frequencies, gain_of
 from codescent.operators.gated import GATED
 from codescent.operators.head_norm import HeadNorm
 from codescent.operators.plus_one_norm import PlusOneNorm
-from codescent.operators.rotary import every_turn, turns
+from codescent.operators.rotary import every_turn
 from codescent.operators.tables import Table
 from codescent.plan.model import RopeScaling
 
@@ -38,15 +36,9 @@ class RotaryTables:
     """
 
     def __init__(self, shape: LlamaShape, theta: float, scaling: RopeScaling | None) -> None:
-        self.gain, self.turned = gain_of(scaling), (shape.rotary_dim or shape.head_dim) // 2
-        rope = shape.head_dim, theta, scaling
-        self.frequencies = Table(partial(frequencies, *rope, shape.seq_len, shape.rotary_dim))
-        self.turns = Table(partial(every_turn, shape.seq_len, *rope, shape.rotary_dim))
-
-    def at(self, positions_BT: Tensor, dtype: torch.dtype) -> Tensor:
-        """Angles of any positions: [B, T, C, 2]."""
-        rates_C = self.frequencies.on(positions_BT.device, wide_dtype(positions_BT.device))
-        return turns(rates_C, positions_BT, dtype, self.gain, self.turned)
+        self.turns = Table(
+            partial(every_turn, shape.seq_len, shape.head_dim, theta, scaling, rotary_dim=shape.rotary_dim)
+        )
 
 
 class Llama(Decoder):
@@ -70,7 +62,7 @@ class Llama(Decoder):
             for local in dict.fromkeys(bases)
         }
         self.positions, self.position_of = list(found.values()), [list(found).index(local) for local in bases]
-        self.tables = tuple(table for one in self.positions for table in (one.frequencies, one.turns))
+        self.tables = tuple(one.turns for one in self.positions)
         if shape.scale_embedding:
             self.embedding_scale = Table(lambda: torch.tensor(math.sqrt(shape.base_dim), dtype=torch.float64))
             self.tables += (self.embedding_scale,)
@@ -122,9 +114,9 @@ class Llama(Decoder):
         dtype: torch.dtype,
         places_BT: Tensor | None,
     ) -> Tensor:
-        if positions_BT is not None:
-            return one.at(positions_BT, dtype)
         turns_TC2: Tensor = one.turns.on(inputs.device, torch.promote_types(dtype, torch.float32))
+        if positions_BT is not None:
+            return turns_TC2[positions_BT]
         if places_BT is not None:
             return turns_TC2[places_BT]
         if self.tokens_T is not None:

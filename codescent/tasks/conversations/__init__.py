@@ -182,7 +182,11 @@ class Conversations(FolderTask):
         chat = _chat(request, tokenizer)
         if chat is None:
             return Prompts(tokenizer)
-        return Prompts(tokenizer, chat.encode_prompt, _end(chat), default=FIRST_MESSAGE)
+        return Prompts(tokenizer, chat.encode_prompt, end_of_turn(chat), default=FIRST_MESSAGE)
+
+    def chat(self, request: TaskRequest, tokenizer: Tokenizer) -> ChatTokens | None:
+        """See `Task`."""
+        return _chat(request, tokenizer)
 
     def example(self, open_validation: Callable[[], Source]) -> list[int] | None:
         """See `Task`: the first validation example up to the response, or to the assistant's first words."""
@@ -216,7 +220,7 @@ class Conversations(FolderTask):
         """See `Task`; with the chat template, its special tokens, and the token that ends a turn."""
         if (chat := _chat(request, tokenizer)) is None:
             return texts, ends
-        eos, end = None, _end(chat) if is_trained else None
+        eos, end = None, end_of_turn(chat) if is_trained else None
         known = ends.get("eos_token_id")  # an id, or a list of ids
         if end is not None and end not in (known if isinstance(known, list) else [known]):
             ends = {**ends, "eos_token_id": end}
@@ -270,7 +274,7 @@ def _chat(request: TaskRequest, tokenizer: Tokenizer) -> ChatTokens | None:
     return None if saved is None else ChatTokens(ChatTemplate(saved), tokenizer)
 
 
-def _end(chat: ChatTokens) -> int | None:
+def end_of_turn(chat: ChatTokens) -> int | None:
     """The token that ends a turn of the assistant. A template that refuses a short conversation is warned of: None."""
     try:
         return chat.end()

@@ -266,6 +266,11 @@ class ChatTokens:
         text = self.template.render([{"role": USER, "content": prompt}], ask=True)
         return text, self._pieces.encode(text).ids.tolist()
 
+    def encode_turns(self, messages: Sequence[Message], tools: Tools = None) -> list[int]:
+        """The tokens of a conversation and of the generation prompt. Raises UserError: see `render`."""
+        ids: list[int] = self._pieces.encode(self.template.render(messages, tools, ask=True)).ids.tolist()
+        return ids
+
     def end(self) -> int | None:
         """The control token that ends a turn of the assistant: the first one after its words; None: there is none.
         Raises UserError: the template raises an error for the shortest conversation.

@@ -1,5 +1,5 @@
 """In: a trained decoder; a text file, or the run's validation text. Out: its loss, perplexity and bits per byte.
-Does not read the run folder (verbs/trained.py does). Does not stream: all tokens of the text are in memory."""
+Does not read the run folder (inference/trained.py does). Does not stream: all tokens of the text are in memory."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """In: a trained encoder-decoder, the lines of a split. Out: how many tokens and whole lines it predicts exactly.
-Does not read the run folder (verbs/trained.py does)."""
+Does not read the run folder (inference/trained.py does)."""
 
 from __future__ import annotations
 

@@ -29,12 +29,12 @@ from codescent.data.mixture import datasets_of
 from codescent.data.samples import AnyDataset
 from codescent.data.tokenizers.tokenizer import Tokenizer
 from codescent.data.tokenizers.tokenizer import load as load_tokenizer
+from codescent.huggingface.initial import InitialValues
 from codescent.models.lora import declare as lora_shape
 from codescent.operators.products import sum_wide
 from codescent.plan import WIDE, Parameter
 from codescent.preflight import request_with_kept
 from codescent.record import CONFIG, RunFolder
-from codescent.train.initial import InitialValues
 
 Slices = tuple[slice, ...]
 

@@ -1,0 +1,62 @@
+"""In: which tokens of which texts a pass reads. Out: the logits behind them, of a decoder with its keys and values.
+Does not choose the texts (schedule.py does) or tokens (sampling.py does)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from codescent.models.decoder import Decoder
+from codescent.operators.cache import KeysValues, RowPart, RowsPass
+
+# Shapes: N tokens of a pass, B rows whose logits are wanted, V vocab_size.
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one forward pass reads.
+
+    Attributes:
+        tokens: of all rows, one row behind the other.
+        parts: how many of them each row has, and where its text is.
+        wanted: whether the row has read all its tokens, so that the next one may be chosen.
+    """
+
+    tokens: list[int]
+    parts: Sequence[RowPart]
+    wanted: Sequence[bool]
+
+
+class Reader:
+    """A decoder and the memory for its keys and values."""
+
+    def __init__(self, module: Decoder, pages: int, page_size: int) -> None:
+        self.module = module
+        weight = module.tok.weight
+        self.device = weight.device
+        self.memory = KeysValues(module.shape.num_layers, pages, page_size, head_of(module), self.device, weight.dtype)
+
+    def read(self, work: Pass) -> Tensor:
+        """Logits [B, V] behind the last token of each row that wants them."""
+        cache = RowsPass(self.memory, work.parts, work.wanted)
+        tokens_1N = torch.tensor([work.tokens], device=self.device)
+        logits_BV: Tensor = self.module(tokens_1N, cache=cache)
+        return logits_BV
+
+
+def head_of(module: Decoder) -> tuple[int, int]:
+    """Key-value heads of this rank, and the channels of a head."""
+    attention = next(iter(module.blocks.values())).get_submodule("attn")
+    rows = attention.get_parameter("qkv.weight").shape[0]
+    head_dim = module.shape.head_dim
+    group_rows = module.shape.num_heads // module.shape.num_kv_heads + 2
+    return rows // (group_rows * head_dim), head_dim
+
+
+def page_bytes(module: Decoder, page_size: int) -> int:
+    """Bytes of the keys and values of a page in all layers."""
+    groups, head_dim = head_of(module)
+    return 2 * module.shape.num_layers * groups * head_dim * page_size * module.tok.weight.element_size()

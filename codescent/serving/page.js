@@ -1,0 +1,183 @@
+// In: the words of a user. Out: the conversation with the model of this address, as it is generated.
+// Does not keep anything after the page is closed, but for the token, which stays as long as the tab is open.
+"use strict";
+
+const at = (id) => document.getElementById(id);
+const TOKEN = "codescent-token";
+let model = null;      // as /v1/models describes it
+let messages = [];     // of a chat
+let text = "";         // of a model without a template: all that is written so far
+let running = null;    // what stops the answer that is being written
+
+function headers() {
+  const token = at("token").value.trim();
+  const found = { "content-type": "application/json" };
+  if (token) found.authorization = `Bearer ${token}`;
+  return found;
+}
+
+function say(problem) {
+  at("problem").textContent = problem;
+  at("problem").hidden = !problem;
+}
+
+async function problemOf(response) {
+  try {
+    return (await response.json()).error.message;
+  } catch {
+    return `${response.status} ${response.statusText}`;
+  }
+}
+
+async function open_() {
+  const response = await fetch("/v1/models", { headers: headers() });
+  if (response.status === 401) {
+    document.querySelector("details").open = true;
+    at("token").focus();
+    throw new Error("This address asks for a token: write it into the settings.");
+  }
+  if (!response.ok) throw new Error(await problemOf(response));
+  model = (await response.json()).data[0];
+  document.title = model.id;
+  at("model").textContent = model.id;
+  const chats = model.can.includes("chat");
+  const does = chats ? "a chat model" : model.can.includes("completions") ? "continues your text" : "gives embeddings only";
+  at("most").value = Math.min(256, Math.floor(model.max_model_len / 2));
+  at("facts").textContent = `${model.which}, ${does}, ${model.max_model_len} tokens at most`;
+  for (const one of document.querySelectorAll(".chat-only")) one.hidden = !chats;
+  if (!model.can.includes("completions")) at("send").disabled = true;
+}
+
+function show(role, words) {
+  const article = document.createElement("article");
+  article.className = model.can.includes("chat") ? role : `${role} continued`;
+  if (model.can.includes("chat")) {
+    const title = document.createElement("h2");
+    title.textContent = role === "user" ? "You" : model.id;
+    article.append(title);
+  }
+  const body = document.createElement("span");
+  body.textContent = words;
+  article.append(body);
+  at("talk").append(article);
+  article.scrollIntoView({ block: "end" });
+  return { article, body };
+}
+
+function asked(words) {
+  const common = {
+    model: model.id,
+    stream: true,
+    temperature: Number(at("temperature").value),
+    top_p: Number(at("top_p").value),
+    max_tokens: Number(at("most").value),
+  };
+  if (!model.can.includes("chat")) return ["/v1/completions", { ...common, prompt: text + words }];
+  const system = at("system").value.trim();
+  const first = system ? [{ role: "system", content: system }] : [];
+  return ["/v1/chat/completions", { ...common, messages: [...first, ...messages, { role: "user", content: words }] }];
+}
+
+// Each event of a stream of server-sent events, as JSON.
+async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) {
+      const data = part.replace(/^data: /, "");
+      if (data === "[DONE]") return;
+      yield JSON.parse(data);
+    }
+  }
+}
+
+async function send(words) {
+  const [path, body] = asked(words);
+  const mine = show("user", words);
+  const theirs = show("assistant", "");
+  let answer = "", why = null;
+  running = new AbortController();
+  busy(true);
+  say("");
+  try {
+    const response = await fetch(path, {
+      method: "POST", headers: headers(), body: JSON.stringify(body), signal: running.signal,
+    });
+    if (!response.ok) throw new Error(await problemOf(response));
+    for await (const event of events(response)) {
+      if (event.error) throw new Error(event.error.message);
+      for (const choice of event.choices) {
+        answer += (choice.delta ? choice.delta.content : choice.text) || "";
+        why = choice.finish_reason || why;
+      }
+      theirs.body.textContent = answer;
+      theirs.article.scrollIntoView({ block: "end" });
+    }
+  } catch (error) {
+    if (error.name !== "AbortError") {
+      if (!answer) {
+        mine.article.remove();
+        theirs.article.remove();
+        at("words").value = words;
+      }
+      say(error.message);
+      if (!answer) return;
+    }
+  } finally {
+    running = null;
+    busy(false);
+  }
+  if (why === "length" && model.can.includes("chat")) {
+    const note = document.createElement("small");
+    note.textContent = "(ended by the largest number of tokens)";
+    theirs.article.append(note);
+  }
+  messages.push({ role: "user", content: words }, { role: "assistant", content: answer });
+  text += words + answer;
+}
+
+function busy(is) {
+  at("send").disabled = is;
+  at("reset").disabled = is;
+  at("stop").hidden = !is;
+}
+
+at("ask").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const words = at("words").value;
+  if (running || !words.trim()) return;
+  try {
+    if (!model) await open_();
+  } catch (error) {
+    return say(error.message);
+  }
+  at("words").value = "";
+  await send(words);
+  at("words").focus();
+});
+at("words").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    event.preventDefault();
+    at("ask").requestSubmit();
+  }
+});
+at("stop").addEventListener("click", () => running && running.abort());
+at("reset").addEventListener("click", () => {
+  messages = [];
+  text = "";
+  at("talk").replaceChildren();
+  say("");
+  at("words").focus();
+});
+at("settings").addEventListener("submit", (event) => event.preventDefault());
+at("token").value = sessionStorage.getItem(TOKEN) || "";
+at("token").addEventListener("change", () => {
+  sessionStorage.setItem(TOKEN, at("token").value.trim());
+  say("");
+  open_().catch((error) => say(error.message));
+});
+open_().catch((error) => say(error.message));
