@@ -13,10 +13,11 @@ from codescent.models.saved_blocks import DROPOUT_SITES
 from codescent.operators.cache import KVCache, LayerCache
 from codescent.operators.documents import DocumentBounds
 from codescent.operators.dropout import drop
+from codescent.operators.preferences import Answers
 from codescent.operators.tables import Table
 
 # Shapes: B samples, T positions, D hidden_dim, V vocab_size; C = head_dim / 2 of rotary positions; M documents of a
-# sample, N of all samples.
+# sample, N of all samples; K spans of a sample, A answers of it.
 
 
 class ResidualBlock(nn.Module):
@@ -141,6 +142,9 @@ class Decoder(Part):
         lengths_B: Tensor | None = None,
         begins_BT: Tensor | None = None,
         ends_BM: Tensor | None = None,
+        spans_BT: Tensor | None = None,
+        references_BK: Tensor | None = None,
+        wanted_BA: Tensor | None = None,
     ) -> Tensor:
         """See `Part`.
 
@@ -154,6 +158,8 @@ class Decoder(Part):
             lengths_B: tokens of each sample before the padding; None: no padding. The causal mask hides the padding.
             begins_BT, ends_BM: the documents of each sample (see `data.documents`): positions begin again at each, and
                 no token sees another document. None: a sample is one document.
+            spans_BT, references_BK, wanted_BA: the answers that are compared (see `operators.preferences.Answers`);
+                None: every target is learned.
         """
         documents = None if begins_BT is None or ends_BM is None else DocumentBounds.of(begins_BT, ends_BM)
         x_BTD, tied_gradient_VD, positions_BT, last_B = inputs, None, None, None
@@ -183,5 +189,8 @@ class Decoder(Part):
             targets_BT = self.select_tokens(targets_BT)
         elif last_B is not None:
             x_BTD = x_BTD[torch.arange(len(x_BTD), device=x_BTD.device), last_B]
+        if targets_BT is not None and spans_BT is not None:
+            answers = Answers(spans_BT, references_BK, wanted_BA)
+            return self.compare(x_BTD, weight_VD, targets_BT, answers, loss_scale, tied_gradient_VD)
         skips = lengths_B is not None or documents is not None
         return self.predict(x_BTD, weight_VD, targets_BT, loss_scale, tied_gradient_VD, skip_negative=skips)
