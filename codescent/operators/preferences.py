@@ -14,6 +14,10 @@ from codescent.plan.objective import CHOSEN, PROMPT, REJECTED, Preference
 # Shapes: B samples, T positions, K sums of a sample (`Preference.sums`), A answers of a sample with KTO, Q measures.
 
 
+ROUNDING = 1e-6
+"""A gain that is smaller than this share of the log-probabilities is rounding: before the first step all are."""
+
+
 class Answers(NamedTuple):
     """Which answers samples have, and what is known of them.
 
@@ -75,7 +79,7 @@ def preference_loss(sums_BK: Tensor, answers: Answers, preference: Preference) -
         gains_BK = sums_BK - answers.references_BK.to(sums_BK.dtype)
     if preference.answers:
         assert answers.wanted_BA is not None, "KTO needs to know which answers are wanted"
-        return _kto(gains_BK, answers.wanted_BA == 1, preference)
+        return _kto(gains_BK, sums_BK[:, : preference.answers], answers.wanted_BA == 1, preference)
     means_BK = gains_BK / counts_BK.clamp(min=1)
     beta, kind = preference.beta, preference.kind
     rewarded_BK = gains_BK if preference.referenced else means_BK
@@ -92,23 +96,26 @@ def preference_loss(sums_BK: Tensor, answers: Answers, preference: Preference) -
         odds_B = gap_B - (_log_complement(chosen_B) - _log_complement(rejected_B))
         length_B = (counts_BK[:, CHOSEN] + counts_BK[:, PROMPT]).clamp(min=1)
         losses_B = -(sums_BK[:, CHOSEN] + sums_BK[:, PROMPT]) / length_B - beta * F.logsigmoid(odds_B)
+    size_B = sums_BK.detach()[:, [CHOSEN, REJECTED]].abs().sum(1)
+    right_B = gap_B.detach() > ROUNDING * (size_B if preference.referenced else torch.zeros_like(size_B))
     rewards = chosen_B, rejected_B, gap_B
-    found = [*(beta * one_B.detach().sum() for one_B in rewards), (gap_B > 0).sum().to(gap_B.dtype)]
+    found = [*(beta * one_B.detach().sum() for one_B in rewards), right_B.sum().to(gap_B.dtype)]
     return losses_B.sum(), torch.stack([torch.stack([one, one.new_tensor(len(gap_B))]) for one in found])
 
 
-def _kto(gains_BK: Tensor, wanted_BA: Tensor, preference: Preference) -> tuple[Tensor, Tensor]:
+def _kto(gains_BK: Tensor, sums_BA: Tensor, wanted_BA: Tensor, preference: Preference) -> tuple[Tensor, Tensor]:
     """See `preference_loss`. The first half of the sums are of answers, the second of answers to other prompts."""
     gains_BA, others_BA = gains_BK.chunk(2, dim=1)
     z_B1 = others_BA.detach().mean(1, keepdim=True).clamp(min=0.0)
     distance_BA = torch.where(wanted_BA, gains_BA - z_B1, z_B1 - gains_BA)
     losses_BA = 1.0 - torch.sigmoid(preference.beta * distance_BA)
     weights_BA = torch.where(wanted_BA, preference.chosen_weight, preference.rejected_weight).to(losses_BA.dtype)
+    right_BA = distance_BA.detach() > ROUNDING * sums_BA.detach().abs()
     rewards_BA, kind = preference.beta * gains_BA.detach(), losses_BA.dtype
     terms = (
         (rewards_BA * wanted_BA, wanted_BA),
         (rewards_BA * ~wanted_BA, ~wanted_BA),
-        (distance_BA.detach() > 0, torch.ones_like(wanted_BA)),
+        (right_BA, torch.ones_like(wanted_BA)),
         (z_B1, torch.ones_like(z_B1)),
     )
     found = [torch.stack([total.to(kind).sum(), count.to(kind).sum()]) for total, count in terms]
