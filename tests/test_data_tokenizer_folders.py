@@ -33,7 +33,7 @@ from codescent.data.tokenizers import beside, classes, rebuilt
 from codescent.data.tokenizers.tokenizer import document_end, encode_segments, load
 from codescent.huggingface.tokens import library_text, tokenizer_files, tokenizer_text
 from codescent.tasks.conversations.conversations import Conversation
-from codescent.tasks.conversations.dataset import _pair_encoder, parse_template
+from codescent.tasks.conversations.dataset import pair_encoder, parse_template
 from codescent.tasks.task import Prompts
 
 BOS, EOS = 256, 257
@@ -251,7 +251,7 @@ def test_prompts_and_pairs_begin_as_the_folder_says(tmp_path: Path) -> None:
     text = tokenizer.encode("Q: a").tolist()
     assert Prompts(tokenizer).encode("Q: a") == ("Q: a", [BOS, *text])
     assert Prompts(tokenizer).encode("") == ("", [BOS])
-    encode = _pair_encoder(parse_template("{prompt}{response}"), tokenizer)
+    encode = pair_encoder(parse_template("{prompt}{response}"), tokenizer)
     messages = [{"role": "user", "content": "Q: a"}, {"role": "assistant", "content": " b"}]
     ids, spans = encode(Conversation("a.jsonl:1", tuple(messages)))
     response = tokenizer.encode(" b").tolist()

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from codescent import models
+from codescent import models, tasks
 from codescent.base.errors import UserError
 from codescent.base.refusal import Change, Refusal
 from codescent.build.accept import MOST_TRIED, accepted, changed
 from codescent.build.compiled import refusals
-from codescent.build.resolve import Resolved
+from codescent.build.resolve import Resolved, task_request
 from codescent.build.waiting import gradients_that_wait
 from codescent.config.update_rules import state_tensors
 from codescent.operators.saved_tensors import ForwardPass
@@ -61,7 +61,7 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
         raise UserError(_idle_servers(config, vocab_size, plan))
     traffic = tuple(record for strategy in active(plan) for record in traffic_of(strategy, plan))
     kept = tuple(tensor for strategy in active(plan) for tensor in kept_of(strategy, plan))
-    keeps, computes = activations(candidate, plan.objective), operators(candidate)
+    keeps, computes = activations(candidate, plan.objective), operators(candidate, plan.objective)
     again, waiting = made_again(candidate, plan.objective), deferred(plan)
     plan = dataclasses.replace(plan, kept=kept, activations=keeps, again=again, deferred=waiting, operators=computes)
     return dataclasses.replace(plan, traffic=(*traffic, *common_sums(plan)))
@@ -105,9 +105,9 @@ def deferred(plan: Plan) -> tuple[SavedTensor, ...]:
     return (*deferred_of(declared, plan), *gradients_that_wait(plan.tensors, declared))
 
 
-def operators(run: Candidate | Plan) -> tuple[LayerOperator, ...]:
+def operators(run: Candidate | Plan, objective: Objective) -> tuple[LayerOperator, ...]:
     """What a rank computes of a micro-batch beside products with matrices."""
-    return operators_of(models.operators_of(run.model, _forward_pass(run)), run)
+    return operators_of(models.operators_of(run.model, _forward_pass(run, objective)), run)
 
 
 def _forward_pass(run: Candidate | Plan, objective: Objective = CROSS_ENTROPY) -> ForwardPass:
@@ -178,12 +178,21 @@ def _plan(config: Config, candidate: Candidate, tensors: tuple[TensorPlan, ...],
         schedule=schedule,
         seed=config.run.seed,
         update=candidate.update,
-        objective=Objective(config.train.label_smoothing, config.train.z_loss),
+        objective=_objective(config),
         uncompiled=next(refusals(candidate), ""),
         ema=config.train.ema,
         ema_every=config.train.ema_every if config.train.ema else 1,
     )
     return dataclasses.replace(plan, decides=decides(plan))
+
+
+def _objective(config: Config) -> Objective:
+    """What the run minimises: the loss of answers of its task, if it has one, else the cross-entropy of its targets."""
+    request = task_request(config)
+    preference = tasks.task_of(request).preference(request)
+    if preference is not None:
+        return Objective(preference=preference)
+    return Objective(config.train.label_smoothing, config.train.z_loss)
 
 
 def _placed(

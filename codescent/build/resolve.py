@@ -88,7 +88,7 @@ def task_request(config: Config) -> tasks.TaskRequest:
     Raises:
         UserError: the task does not exist, or does not support the model's kind.
     """
-    return tasks.request_of(config.data, config.model, config.run.seed, config.train.compile)
+    return tasks.request_of(config.data, config.model, config.run.seed, config.train)
 
 
 def has_sizes(config: Config, vocab_size: int | None) -> bool:

@@ -31,7 +31,7 @@ def plan_of(data: Mapping[str, Any]) -> Plan:
         plan = plan if plan.activations else replace(plan, activations=activations(plan, plan.objective))
         plan = plan if plan.again else replace(plan, again=made_again(plan, plan.objective))
         plan = plan if plan.deferred else replace(plan, deferred=deferred(plan))
-        return plan if plan.operators else replace(plan, operators=operators(plan))
+        return plan if plan.operators else replace(plan, operators=operators(plan, plan.objective))
     except ArithmeticError as error:  # sizes of no model
         raise ValueError(f"model: {error}") from error
 

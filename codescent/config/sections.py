@@ -28,6 +28,7 @@ from codescent.config.keys import (
     given,
     key,
     not_given,
+    one_of,
     other_than,
 )
 from codescent.config.mixture import MIXTURE, Mixture
@@ -242,7 +243,8 @@ class Data(Section):
     )
     task: Text | None = auto(
         "what the model predicts: lm: each next token (gpt2, llama, transformer, transformers); sft: the tokens of a "
-        "response to its prompt, or of the assistant in a conversation (gpt2, llama); mlm: masked tokens (bert, "
+        "response to its prompt, or of the assistant in a conversation (gpt2, llama); dpo: which of two answers is "
+        "preferred, by the loss train.preference (gpt2, llama); mlm: masked tokens (bert, "
         "transformers); qa: where the answer to a question begins and ends (bert); tensors: vectors of the target "
         "(transformer); seq2seq: a line reversed or copied, see data.pairs (transformer); module:NAME: a class of "
         "yours (codescent docs own_names); auto: the task that fits the corpus or model.kind",
@@ -257,6 +259,20 @@ class Data(Section):
     prompt_key: Text = key("prompt", "key of a JSONL line that holds the prompt (sft)")
     response_key: Text = key("response", "key of a JSONL line that holds the response (sft)")
     messages_key: Text = key("messages", "key of a JSONL line with a list of messages, each a role and a content (sft)")
+    chosen_key: Text = key("chosen", "key of a JSONL line that holds the preferred answer (dpo)")
+    rejected_key: Text = key("rejected", "key of a JSONL line that holds the other answer (dpo)")
+    label_key: Text = key(
+        "label",
+        "key of a JSONL line that says, true or false, whether its answer is wanted (dpo with train.preference kto)",
+        only=one_of("train.preference", "kto"),
+    )
+    answers_per_sample: int = key(
+        4,
+        "answers of a sample, which share an estimate of the KL term (dpo with train.preference kto)",
+        ge=2,
+        le=1024,
+        only=one_of("train.preference", "kto"),
+    )
     pairs: Literal["reverse", "copy"] = key(
         "reverse", "target of a line (seq2seq): reverse: the tokens of the line in reverse order; copy: its tokens"
     )
@@ -336,6 +352,29 @@ class Train(Section):
         "coefficient of the z-loss, the square of log Z, in training; Z is the sum of the exponentials of a target's "
         "logits; 0: none; PaLM: 1e-4",
         ge=0,
+    )
+    preference: Literal["dpo", "ipo", "kto", "orpo", "simpo"] = key(
+        "dpo",
+        "loss of preferred answers (data.task dpo): dpo, ipo and kto compare with the model that the run starts from; "
+        "orpo and simpo need no such reference; kto reads answers that are judged one by one (codescent docs "
+        "preferences)",
+    )
+    beta: float | None = auto(
+        "how much differences of log-probabilities count in train.preference; ipo: tau; orpo: lambda; auto: 0.1, with "
+        "simpo 2.0",
+        gt=0,
+    )
+    margin: float = key(
+        1.0,
+        "by how much the reward of a chosen answer should be higher (gamma of simpo)",
+        ge=0,
+        only=one_of("train.preference", "simpo"),
+    )
+    chosen_weight: float = key(
+        1.0, "factor of the losses of answers that are wanted (kto)", ge=0, only=one_of("train.preference", "kto")
+    )
+    rejected_weight: float = key(
+        1.0, "factor of the losses of answers that are not wanted (kto)", ge=0, only=one_of("train.preference", "kto")
     )
     device: Literal["auto", "cpu", "cuda", "xpu", "mps"] = key(
         "auto", "auto: the first of cuda (NVIDIA, and AMD by ROCm), xpu (Intel) and mps (Apple) that there is, else cpu"

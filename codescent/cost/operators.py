@@ -109,8 +109,12 @@ def _product(
     flops = 2.0 * rows * inputs * math.prod(outputs)
     elements = rows * inputs + inputs * math.prod(outputs) + rows * math.prod(outputs)
     gradients = float(of_input + parameter.trained)  # of the input, and of the matrix
-    # The head computes its gradients in forward, while it has the logits.
-    forward, backward = (1.0 + gradients, 0.0) if parameter.role is Role.VOCAB else (1.0, gradients + again)
+    # The head computes its gradients in forward, while it has the logits; of answers that are compared in backward,
+    # where it computes the logits again.
+    if parameter.role is Role.VOCAB:
+        forward, backward = (1.0 + gradients, 0.0) if plan.objective.preference is None else (1.0, 1.0 + gradients)
+    else:
+        forward, backward = 1.0, gradients + again
     moved = elements * DTYPE_BYTES[plan.work.precision]
     name, sizes = _BLOCK.sub("", parameter.name).removesuffix(".weight"), (rows, inputs, math.prod(outputs))
     amounts = (forward * flops, backward * flops, forward * moved, backward * moved)

@@ -40,8 +40,9 @@ class StepSums:
     """What a rank knows when it has done a step.
 
     Attributes:
-        values: loss, ranks that were asked to stop, and squared norm, of all ranks; fp64. At a sync point of replicas
-            also skipped steps, squared distance from the mean, and the squared norm of the mean.
+        values: loss, ranks that were asked to stop, the measures of the objective, and squared norm, of all ranks;
+            fp64. At a sync point of replicas also skipped steps, squared distance from the mean, and the squared norm
+            of the mean.
         losses: the number of losses in the sum.
         done: number of complete steps.
         staleness: mean and largest number of versions between the weights of a gradient and those that it changed;
@@ -49,6 +50,7 @@ class StepSums:
         earlier: the sums of steps that have become complete with this one, before it: see `Step.sums` of pushes.py.
         late: portions that came too late, and did not count.
         culprit: 1 more than the rank that alone gave what is not finite; 0: none, several, or nobody knows.
+        measured: how many of the values are of measures (`Plan.measured`).
     """
 
     values: torch.Tensor
@@ -58,6 +60,7 @@ class StepSums:
     earlier: Sequence[Sequence[float]] = ()
     late: int = 0
     culprit: int = 0
+    measured: int = 0
 
 
 class Present(Protocol):
@@ -67,7 +70,7 @@ class Present(Protocol):
         number: of the step (from 0).
         rate: learning rate.
         portion: the samples of this rank.
-        sums: of the optimizer's last update [SCALARS].
+        sums: of the optimizer's last update: what `Coupling.agree` gave.
         loss_sum: of the portion, [].
         gradients: of this rank.
     """
@@ -80,8 +83,9 @@ class Present(Protocol):
     gradients: Gradients
     stop_requested: Callable[[], bool]
 
-    def own(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """This rank's loss, if it is counted, and whether it was asked to stop; fp64, each []."""
+    def own(self) -> torch.Tensor:
+        """This rank's loss, if it is counted, whether it was asked to stop, and the measures of its samples, if they
+        are counted; fp64, [2 + `Plan.measured`]."""
 
 
 class Coupling:
@@ -135,16 +139,20 @@ class Coupling:
         raise NotImplementedError(f"{type(self).__name__} sums no gradients")
 
     def agree(self, square: torch.Tensor) -> torch.Tensor:
-        """Sum loss, requests to stop, and this rank's squared norm over those who update together: [SCALARS]."""
-        loss, stop = self.at.own()
-        return self.services.ranks.sum_over(torch.stack((loss, stop, square.to(loss.device))), self.everyone)
+        """Sum what the ranks have of their own (`Present.own`), and this rank's squared norm, over those who update
+        together: [SCALARS + `Plan.measured`]."""
+        return self._with_own(square, self.everyone)
+
+    def _with_own(self, square: torch.Tensor, axis: str) -> torch.Tensor:
+        own = self.at.own()
+        return self.services.ranks.sum_over(torch.cat((own, square.to(own.device)[None])), axis)
 
     def stepped(self) -> None:
         """The optimizer has updated the weights: the STEP verb is done."""
 
     def result(self, number: int) -> StepSums:
         """What is known when step `number` (from 0) is done."""
-        return StepSums(self.at.sums, self.at.portion.losses, number + 1)
+        return StepSums(self.at.sums, self.at.portion.losses, number + 1, measured=self.plan.measured)
 
     # --- between steps
 

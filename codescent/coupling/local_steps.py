@@ -33,8 +33,7 @@ class OwnSteps(Coupling):
         gradients."""
         if not self.is_alone:
             return super().agree(square / self.plan.mesh.dp_replicate)
-        loss, stop = self.at.own()
-        return self.services.ranks.sum_over(torch.stack((loss, stop, square.to(loss.device))), self.plan.together)
+        return self._with_own(square, self.plan.together)
 
 
 class LocalSteps(OwnSteps):
@@ -73,7 +72,8 @@ class LocalSteps(OwnSteps):
         """See Coupling. Between sync points a replica knows its own losses."""
         agreed = not self.is_alone or self.plan.schedule.agrees_after(number + 1)
         portion = self.at.portion
-        return StepSums(self.at.sums, portion.losses if agreed else portion.own_losses, number + 1)
+        losses = portion.losses if agreed else portion.own_losses
+        return StepSums(self.at.sums, losses, number + 1, measured=self.plan.measured)
 
     def needs_result(self, step: int) -> bool:
         """See Coupling. At a sync point a stop or a skip may be known."""
@@ -100,11 +100,11 @@ class LocalSteps(OwnSteps):
         """Sum over all ranks: loss of this step, requests to stop, skipped steps, distance."""
         sums = self.at.sums
         skips = self.skips if self.leads else torch.zeros_like(self.skips)
-        loss, stop = self.at.own()
-        loss = loss + sums.sum() * 0.0  # not finite if this replica has skipped its last step
-        values = torch.stack((loss, stop, skips, *self.exchange.distance().to(loss.device)))
-        loss, stop, *others = self.services.ranks.sum_over(values, self.everyone).unbind()
-        self.at.sums = torch.stack((loss, stop, sums[-1], *others))
+        own = self.at.own()
+        own[0] += sums.sum() * 0.0  # not finite if this replica has skipped its last step
+        more = torch.stack((skips, *self.exchange.distance().to(own.device)))
+        values = self.services.ranks.sum_over(torch.cat((own, more)), self.everyone)
+        self.at.sums = torch.cat((values[: len(own)], sums[-1:], values[len(own) :]))
         self.skips.zero_()
 
     def tensors(self) -> dict[str, torch.Tensor | Box]:

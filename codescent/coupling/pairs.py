@@ -130,7 +130,7 @@ class PairedReplicas(Queued, LocalSteps):
 
     def _finish(self) -> None:
         """A portion is computed: the sums are this rank's own."""
-        loss, stop, square = self.at.sums.tolist()
+        loss, stop, *_, square = self.at.sums.tolist()
         assert self.portion is not None
         self.report = {
             "portion": [self.portion.step, self.portion.part],

@@ -14,6 +14,7 @@ from typing import Self
 import numpy as np
 import torch
 
+from codescent.base.device import wide_dtype
 from codescent.data.order import Sampler as Sampler
 from codescent.data.order import StepOrder
 from codescent.data.samples import Numbers, Samples, Source
@@ -45,8 +46,14 @@ class Batch:
         return self._each(lambda tensor: tensor[rows])
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Batch:
-        """Copy to a device, asynchronously from page-locked memory; input vectors are converted to `dtype`."""
-        batch = self._each(lambda tensor: tensor.to(device, non_blocking=True))
+        """Copy to a device, asynchronously from page-locked memory; input vectors are converted to `dtype`, and fp64 to
+        fp32 if the device has none."""
+        wide = wide_dtype(device)
+
+        def moved(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.to(device, wide if tensor.dtype == torch.float64 else tensor.dtype, non_blocking=True)
+
+        batch = self._each(moved)
         return replace(batch, inputs=batch.inputs.to(dtype)) if batch.inputs.is_floating_point() else batch
 
     def pinned(self) -> Batch:
@@ -71,6 +78,8 @@ class Portion:
 class ReadAhead(ABC):
     """Reads portions of one rank, step after step, in a thread that is some steps ahead.
 
+    The thread begins with the first step: until then samples may get more numbers (`ReferencedSource`).
+
     Args:
         prefetch: largest number of steps read ahead; 0: there is no thread, and `next` reads.
         steps_at_once: how many steps the thread reads in one go.
@@ -86,8 +95,6 @@ class ReadAhead(ABC):
         self._ready: queue.Queue[list[Portion | Exception]] = queue.Queue(1)
         self._thread = threading.Thread(target=self._read_ahead, args=(first_step,), name="loader", daemon=True)
         self._has_thread = prefetch > 0
-        if self._has_thread:
-            self._thread.start()
 
     @abstractmethod
     def _read(self, first: int, count: int) -> list[Portion]:
@@ -100,6 +107,8 @@ class ReadAhead(ABC):
             raise ValueError("the loader is closed")
         if self._next_step == self._stop:
             raise ValueError(f"there are {self._stop} steps")
+        if self._has_thread and self._thread.ident is None:
+            self._thread.start()
         if not self._received:
             self._received.extend(self._ready.get() if self._has_thread else self._attempt(self._next_step, 1))
         outcome = self._received[0]

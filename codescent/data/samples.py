@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 Numbers = npt.NDArray[np.int64]
+References = npt.NDArray[np.float64]
 NO_TARGET = -1  # target of a position without a loss
 
 
@@ -33,13 +34,13 @@ class Samples:
         targets: int64 [n, T] the token after each input (negative: no loss at this position), int64 [n, 2] where an
             answer begins and ends, or float32 [n, X, D] vectors.
         extras: further inputs, which layers at every depth read: argument name of the model ("segments_BT",
-            "lengths_B") -> int64 array with n rows.
+            "lengths_B") -> array with n rows, int64; of references fp64.
         not_finite: rows that hold NaN or infinity, each with the place of the numbers in words.
     """
 
     inputs: npt.NDArray[Any]
     targets: npt.NDArray[Any]
-    extras: Mapping[str, Numbers] = field(default_factory=dict)
+    extras: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     not_finite: Mapping[int, str] = field(default_factory=dict)
 
 
@@ -66,6 +67,22 @@ class PaddedSource(Source, Protocol):
 
     def padding(self, numbers: Numbers) -> Numbers:
         """How many positions of each of these samples are padding."""
+
+
+@runtime_checkable
+class ReferencedSource(Source, Protocol):
+    """A source whose samples may have numbers that the model with its initial weights computes of them.
+
+    Attributes:
+        key: identifies the samples.
+        references: these numbers, [num_samples, K]; None: they are not known.
+    """
+
+    key: str
+    references: References | None
+
+    def refer(self, references: References) -> None:
+        """Keep the numbers. From then on `read` gives them with the samples."""
 
 
 class AnyDataset(Protocol):

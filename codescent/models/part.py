@@ -7,12 +7,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from codescent.base.device import wide_dtype
 from codescent.base.unfilled import Unfilled
 from codescent.models.shape import Shape
 from codescent.operators import products
 from codescent.operators.dropout import sample_keys, site_keys
 from codescent.operators.head import Vocabulary
 from codescent.operators.linear import Deferred
+from codescent.operators.preferences import Answers, WholeSamples, preference_loss, sums_of
+from codescent.operators.scaled_gradient import scaled_gradient
 from codescent.operators.soft_cap import capped
 from codescent.operators.tables import Table
 from codescent.plan.objective import CROSS_ENTROPY, Objective
@@ -43,8 +46,10 @@ class Part(nn.Module):
         tok: the vocabulary matrix of the embedding. A tied head reads it, too.
         norm: the norm before the head.
         head_factor: see `for_head`.
-        objective: what training minimises. In evaluation mode the losses are plain cross-entropies.
+        objective: what training minimises. In evaluation mode the losses are plain cross-entropies, or preferences.
+        measured: of the last pass with preferences: the sums of its measures, each with the number of terms, [Q, 2].
         vocabulary: computes the embedding and the loss from the vocabulary matrix.
+        sample_sums: adds what ranks have computed of other positions of the same samples.
         tokens_T: the positions of each sample whose tokens this rank reads; None: all.
         rows_T: the positions of each sample whose rows are in the residual stream of this rank; None: all.
         losses_per_sample: number of losses of every sample; None: it varies, or nobody has said it.
@@ -69,7 +74,9 @@ class Part(nn.Module):
         self.layers = [depth - 1 for depth in depths if 1 <= depth <= shape.num_layers]
         self.head_factor = 1.0 / shape.growth.width
         self.objective = CROSS_ENTROPY
+        self.measured: Tensor | None = None
         self.vocabulary = Vocabulary()
+        self.sample_sums = WholeSamples()
         self.tokens_T: Tensor | None = None
         self.rows_T: Tensor | None = None
         self.losses_per_sample: int | None = None
@@ -143,8 +150,8 @@ class Part(nn.Module):
 
     @property
     def current_objective(self) -> Objective:
-        """The objective in training mode; the plain cross-entropy in evaluation mode."""
-        return self.objective if self.training else CROSS_ENTROPY
+        """The objective in training mode; in evaluation mode the one that is validated."""
+        return self.objective if self.training else self.objective.validated
 
     def for_head(self, x: Tensor) -> Tensor:
         """The rows that the vocabulary matrix reads: with mu-P divided by the growth of the width (`models.mup`)."""
@@ -175,6 +182,33 @@ class Part(nn.Module):
             objective=self.current_objective,
             cap=self.shape.logit_cap,
         )
+
+    def compare(
+        self,
+        x_BTD: Tensor,
+        weight_VD: Tensor,
+        targets_BT: Tensor,
+        answers: Answers,
+        loss_scale: float,
+        tied_gradient_VD: Tensor | None,
+    ) -> Tensor:
+        """The summed loss of the preferences (see `operators.preferences`), divided by the ranks that share a sample.
+
+        In evaluation mode, for samples without the sums of the reference that the loss needs: the sums, [B, K] in fp64.
+        """
+        preference = self.objective.preference
+        assert preference is not None, "samples have answers to compare, and the objective is no preference"
+        x_BTD, chunk = self.for_head(x_BTD), self.head_chunk_tokens
+        cap, spans_BT = self.shape.logit_cap, self.select_tokens(answers.spans_BT)
+        losses_BT = self.vocabulary.losses(x_BTD, weight_VD, targets_BT, chunk, tied_gradient_VD, cap=cap)
+        wide = wide_dtype(losses_BT.device)
+        sums_BK = self.sample_sums.total(sums_of(losses_BT, spans_BT, preference.sums, wide))
+        if preference.referenced and answers.references_BK is None and not self.training:
+            return sums_BK
+        ranks = self.sample_sums.ranks
+        loss, measured = preference_loss(sums_BK, answers, preference)
+        self.measured = measured / ranks
+        return scaled_gradient(loss / ranks, loss_scale * ranks)
 
 
 def padding(lengths_B: Tensor | None, positions: int) -> Tensor | None:

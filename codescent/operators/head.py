@@ -22,6 +22,7 @@ from codescent.operators.softmax import (
     sum_of_logits,
     with_z_loss,
 )
+from codescent.operators.token_losses import token_losses
 from codescent.plan.activations import ALIGNED_ROWS
 from codescent.plan.objective import CROSS_ENTROPY, Objective
 
@@ -71,6 +72,21 @@ class Vocabulary:
             objective=objective,
             cap=cap,
         )
+
+    def losses(
+        self,
+        x_BTD: Tensor,
+        weight_VD: Tensor,
+        targets_BT: Tensor,
+        chunk_tokens: int,
+        tied_gradient_VD: Tensor | None,
+        *,
+        cap: float = 0.0,
+    ) -> Tensor:
+        """The cross-entropy of each token, [B, T]; see `token_losses`."""
+        rows_ND, targets_N = x_BTD.flatten(0, 1), targets_BT.flatten()
+        found_N = token_losses(rows_ND, weight_VD, targets_N, chunk_tokens, tied_gradient_VD, cap=cap)
+        return found_N.view_as(targets_BT)
 
     def every_row(self, x_BTD: Tensor) -> Tensor:
         """The rows of all positions: here x itself; all-gathered if ranks hold parts. `loss_of_rows` reads some."""

@@ -155,10 +155,13 @@ def _step_by_step(stream: Stream, name: str, layer: str, heads: AttentionSizes) 
 
 
 def loss(stream: Stream, layer: str, vocab: int, *, capped: bool = False) -> LayerOperator:
-    """The cross-entropy: forward reads the logits twice and overwrites them by their gradient.
+    """The cross-entropy: forward reads the logits twice and overwrites them by their gradient. Of answers that are
+    compared, backward overwrites the logits, which it has computed again.
 
     `capped`: it caps them before, writes slopes, and multiplies the gradient by them.
     """
     shape, more = (stream.forward.head_tokens, vocab), 6.0 if capped else 0.0
     costs = {"flops": (8.0 + more, 0.0), "moves": (3.0 + more, 0.0)}
+    if stream.forward.objective.preference is not None:
+        costs = {"flops": (4.0 + more, 4.0 + more), "moves": (2.0 + more, 2.0 + more)}
     return _operator(stream, "loss", layer, shape, (Dim.SAMPLE, Dim.COLUMN), **costs)

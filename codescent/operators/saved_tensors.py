@@ -220,13 +220,25 @@ def embedded(stream: Stream, layer: str) -> SavedTensor:
     return stream.tensor(f"{layer} tokens", shape, (Dim.SAMPLE, Dim.TOKEN), dtype="int64", layer=layer)
 
 
+def _compared(stream: Stream, layer: str, rows: SavedTensor) -> Iterator[SavedTensor]:
+    """What `operators.token_losses` keeps: the input of the head, log Z and loss of each token, target and column."""
+    yield replace(rows, name="head input")
+    dims, shape = (Dim.SAMPLE, Dim.POSITION), (stream.forward.samples, stream.positions)
+    for name, dtype in (("log Z", stream.forward.wide), ("loss", stream.forward.wide), ("column", "int64")):
+        yield stream.tensor(f"{layer} {name}", shape, dims, dtype=dtype)
+
+
 def head_gradients(stream: Stream, layer: str, vocab: int, *, rows: SavedTensor, tied: int) -> Iterator[SavedTensor]:
     """What the head keeps (`operators.head`): the gradients of its input, like `rows`, and of its matrix.
 
     `tied`: the tokens of the embedding, if it has the same matrix; else 0. If they are several chunks, a CPU computes
-    the gradient of such a matrix in the wide dtype.
+    the gradient of such a matrix in the wide dtype. A head that compares answers (`operators.token_losses`) has no
+    gradients yet: it keeps its input, and a few numbers of each token.
     """
     forward, width = stream.forward, stream.width
+    if forward.objective.preference is not None:
+        yield from _compared(stream, layer, rows)
+        return
     yield rows
     several, narrow = 0 < forward.chunk_tokens < forward.head_tokens, forward.precision != forward.wide
     is_wide = forward.whole and 0 < forward.chunk_tokens < tied

@@ -43,7 +43,8 @@ class StepFlops:
             the blocks, 2 N. The last one of a block is left out where backward does not need its result. Attention is
             added where no kernel computes it as a whole (dropout, cp), 4 L h s. "selective": the products of queries
             and keys of causal self-attention, 2 L h s. With dropout or cp other kernels compute attention, to which the
-            key adds no product. Activation functions have no products.
+            key adds no product. Activation functions have no products. A head that compares answers computes its logits
+            twice, 2 N.
     """
 
     dense_flops: float
@@ -70,6 +71,7 @@ def step_flops(
     recompute: str = "none",
     *,
     splits_sequence: bool = False,
+    logits_twice: bool = False,
 ) -> StepFlops:
     """FLOPs of one step, summed over all micro-batches and ranks.
 
@@ -77,6 +79,7 @@ def step_flops(
         model, task, work, parameters: of the run.
         recompute: parallel.recompute.
         splits_sequence: whether ranks share a sequence (cp).
+        logits_twice: whether backward computes the logits again (operators/token_losses.py).
     """
 
     def macs(some: Iterable[Parameter]) -> float:
@@ -100,6 +103,8 @@ def step_flops(
     elif recompute == "selective" and not (splits_sequence or model.dropout):
         causal = model.windows[model.num_layers - model.causal_layers :]
         again = 2.0 * sum(pairs_seen(work.positions(-1), window) for window in causal) * width
+    if logits_twice:
+        again += 2.0 * macs(p for p in products if p.role is Role.VOCAB and p.depths[-1] > model.num_layers)
     return StepFlops(
         dense_flops=(4.0 * macs(read) + 2.0 * macs(trained)) * work.global_batch_size,
         attention_flops=12.0 * _pairs(model, work) * width * work.global_batch_size,

@@ -1,9 +1,58 @@
-"""In: nothing. Out: the dataclass Objective: label smoothing and z-loss of a run.
-Does not compute a loss (operators/softmax.py and the heads do)."""
+"""In: nothing. Out: the dataclasses Objective (what a run minimises) and Preference (a loss that compares answers).
+Does not compute a loss (operators/softmax.py, operators/preferences.py and the heads do)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from codescent.plan.brief import BRIEF
+
+BETAS: Mapping[str, float] = MappingProxyType({"dpo": 0.1, "ipo": 0.1, "kto": 0.1, "orpo": 0.1, "simpo": 2.0})
+"""The losses of preferences, each with the beta that a run has if it gives none."""
+REFERENCED = ("dpo", "ipo", "kto")
+"""Losses that compare with a reference: the model with the weights that it has before the first step."""
+CHOSEN, REJECTED, PROMPT = 0, 1, 2
+"""The sums of a pair: of its answers, and of the prompt of the chosen one."""
+OF_PAIRS = ("chosen_rewards", "rejected_rewards", "reward_margins", "reward_accuracy")
+OF_ANSWERS = ("chosen_rewards", "rejected_rewards", "reward_accuracy", "reference_kl")
+
+
+@dataclass(frozen=True)
+class Preference:
+    """The loss of answers of which one is preferred; operators/preferences.py has the formulas and their sources.
+
+    Attributes:
+        kind: a key of BETAS.
+        beta: how much the differences of log-probabilities count. IPO: tau; ORPO: lambda.
+        margin: SimPO: by how much the reward of the chosen answer should be higher (gamma).
+        chosen_weight, rejected_weight: KTO: factors of the losses of answers that are wanted, and of others.
+        answers: KTO: answers of a sample, which share an estimate of the KL term; 0: a sample is a pair.
+    """
+
+    kind: str
+    beta: float
+    margin: float = 0.0
+    chosen_weight: float = 1.0
+    rejected_weight: float = 1.0
+    answers: int = 0
+
+    @property
+    def referenced(self) -> bool:
+        """Whether a sample needs the log-probabilities of the reference."""
+        return self.kind in REFERENCED
+
+    @property
+    def sums(self) -> int:
+        """Sums of log-probabilities of a sample: of each answer and, behind, of the prompt of a pair; with KTO of each
+        answer, and of the answers that have another one's prompt."""
+        return 2 * self.answers if self.answers else len(("chosen", "rejected", "prompt"))
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """Names of the means that a step has beside its loss: see `operators.preferences`."""
+        return OF_ANSWERS if self.answers else OF_PAIRS
 
 
 @dataclass(frozen=True)
@@ -17,10 +66,23 @@ class Objective:
     The first summand is torch.nn.functional.cross_entropy with `label_smoothing` (Szegedy et al. 2016, "Rethinking the
     Inception Architecture", section 7). The second is the z-loss (Chowdhery et al. 2022, "PaLM", section 5). With the
     defaults it is the plain cross-entropy.
+
+    With `preference` it is the loss of the answers of a sample instead, and the two others have no effect.
     """
 
     label_smoothing: float = 0.0
     z_loss: float = 0.0
+    preference: Preference | None = field(default=None, metadata={BRIEF: True})
+
+    @property
+    def validated(self) -> Objective:
+        """What validation losses are means of: without the terms that only help training."""
+        return CROSS_ENTROPY if self.preference is None else Objective(preference=self.preference)
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """Names of the means that a step has beside its loss."""
+        return () if self.preference is None else self.preference.measures
 
 
 CROSS_ENTROPY = Objective()

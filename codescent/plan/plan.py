@@ -183,11 +183,19 @@ class Plan:
         """Model FLOPs of one step, and those that are computed again, summed over all ranks."""
         parameters, splits = [tensor.parameter for tensor in self.tensors], self.mesh.cp > 1
         recompute = self.layout.recompute
-        return step_flops(self.model, self.task, self.work, parameters, recompute, splits_sequence=splits)
+        twice = self.objective.preference is not None
+        return step_flops(
+            self.model, self.task, self.work, parameters, recompute, splits_sequence=splits, logits_twice=twice
+        )
 
     def counts_loss(self, rank: int) -> bool:
         """Whether sums over all ranks include the loss of this rank. All ranks of a tp group compute the same loss."""
         return self.mesh.coordinates(rank)["tp"] == 0
+
+    @property
+    def measured(self) -> int:
+        """Values of the measures of the objective, summed with the scalars of a step: a sum and a count of each."""
+        return 2 * len(self.objective.measures)
 
     def samples(self, rank: int, microbatch: int) -> range:
         """Indices in the global batch of the samples of a rank's micro-batch."""
@@ -235,6 +243,7 @@ class Plan:
             "train.precision": self.work.precision,
             "train.label_smoothing": self.objective.label_smoothing,
             "train.z_loss": self.objective.z_loss,
+            **self._preference(),
             "train.ema": self.ema,
             "train.ema_every": self.ema_every,
             **{f"optimizer.{name}": value for name, value in update.items()},
@@ -243,6 +252,15 @@ class Plan:
             DECAY_STEPS: steps,
             SCALE_RANKS: workers,
         }
+
+    def _preference(self) -> dict[str, Scalar]:
+        """The keys of the loss of answers; none without one."""
+        found = self.objective.preference
+        if found is None:
+            return {}
+        factors = {"beta": found.beta, "margin": found.margin}
+        weights = {"chosen_weight": found.chosen_weight, "rejected_weight": found.rejected_weight}
+        return {"train.preference": found.kind, **{f"train.{name}": one for name, one in (factors | weights).items()}}
 
     def _sizes(self) -> Iterator[tuple[str, Scalar]]:
         """The sizes of the model by config key; one that has several parts, such as a scaling, in words."""

@@ -34,7 +34,9 @@ class Verb(StrEnum):
 
 
 SCALARS = 3
-"""Number of values that STEP sums over all ranks: loss, number of ranks with a stop request, squared gradient norm."""
+"""Number of values that STEP sums over all ranks: loss, number of ranks with a stop request, squared gradient norm.
+
+An objective with measures adds those between: `Plan.measured`."""
 
 ROUND_SCALARS = 5
 """Number of values that all ranks sum where they agree, at the last MERGE of a round or at an EXCHANGE.

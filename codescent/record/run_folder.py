@@ -31,6 +31,7 @@ from codescent.record.beginning import JOBS as JOBS
 from codescent.record.corpora import columns_of
 from codescent.record.lease import CLOCK, LEASE_S, Lease
 from codescent.record.lines import append, forward, user_errors
+from codescent.record.measures import measures_of
 from codescent.record.rows import FINITE, METRICS_CSV, METRICS_JSONL, TIME, WHOLE, Kind, Rows, json_line, strict
 
 METRICS: tuple[str, ...] = (
@@ -99,14 +100,15 @@ class RunFolder:
         path: the current path of the folder.
         config_text: the resolved config at the start of the run, as TOML.
         plan: the plan at the start of the run, as JSON data, without the format number.
-        columns: names of the columns of the metrics: METRICS, and of a mixture those of each corpus.
+        columns: names of the columns of the metrics: METRICS, of a mixture those of each corpus, and those of what the
+            objective measures beside the loss.
         listeners: functions that are called with "metrics" and each row, or "event" and each event, once it is written.
     """
 
     def __init__(self, path: Path, config_text: str, plan: dict[str, Any]) -> None:
         self.path, self.config_text, self.plan = path, config_text, plan
         self.listeners: list[Callable[[str, Mapping[str, Any]], object]] = []
-        self.columns = (*METRICS, *columns_of(plan))
+        self.columns = (*METRICS, *columns_of(plan), *measures_of(plan))
         self._rows = Rows(path, self.columns, KINDS)
         self._memory = memory.Changes(path)
         self._held: list[int] = []  # open descriptors of the folder and the lock file, while this process writes
@@ -135,7 +137,7 @@ class RunFolder:
         """
         path = Path(path)
         refuse_taken(path)
-        header = ",".join((*METRICS, *columns_of(plan))) + "\n"
+        header = ",".join((*METRICS, *columns_of(plan), *measures_of(plan))) + "\n"
         texts = {METRICS_CSV: header, METRICS_JSONL: "", EVENTS: "", PLAN: _plan_text(plan), CONFIG: config_toml}
         run = cls(path, config_toml, _without_format(json.loads(texts[PLAN])))
         try:

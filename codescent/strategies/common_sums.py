@@ -36,13 +36,14 @@ def _scalars(plan: Plan) -> Iterator[Traffic]:
         plan.schedule.opening_steps,
         "loss, stop request and gradient norm",
     )
-    of_step = Traffic(Collective.ALL_REDUCE, plan.together, SCALARS * 8, "fp64", Verb.STEP, None, what, since=opening)
+    scalars, of_round = SCALARS + plan.measured, ROUND_SCALARS + plan.measured
+    of_step = Traffic(Collective.ALL_REDUCE, plan.together, scalars * 8, "fp64", Verb.STEP, None, what, since=opening)
     sums = [of_step]
     if plan.apart:
         every, verb = plan.schedule.agrees_every, Verb.MERGE if plan.layout.gossip == "none" else Verb.EXCHANGE
         what = "loss, stop request, skipped steps, distance of the replicas"
-        of_round = replace(of_step, axis=everyone, payload_bytes=ROUND_SCALARS * 8, verb=verb, what=what)
-        sums.append(replace(of_round, every=every, at=every - 1))
+        agreed = replace(of_step, axis=everyone, payload_bytes=of_round * 8, verb=verb, what=what)
+        sums.append(replace(agreed, every=every, at=every - 1))
     if opening:
         sums.append(replace(of_step, axis=everyone, since=0, until=opening))
     yield from (record for record in sums if plan.mesh.degree(record.axis) > 1)

@@ -97,6 +97,12 @@ class ContextParallel(Strategy):
             for verb in (Verb.FORWARD, backward) if again else (Verb.FORWARD if forward else backward,):
                 during = None if record.during is None else verb
                 yield replace(record, verb=verb, during=during, times=record.times * times, depths=(first, end))
+        head, preference = model.num_layers + 1, plan.objective.preference
+        if preference is not None and mesh.cp > 1 and any(head in part for part in plan.schedule.parts(stage)):
+            sums_bytes = work.microbatch_size * preference.sums * DTYPE_BYTES["fp64"]
+            what, times, of_head = "log-probabilities of answers", work.num_microbatches, (head, head + 1)
+            sums = Traffic(Collective.ALL_REDUCE, "cp", sums_bytes, "fp64", Verb.FORWARD, None, what, times)
+            yield replace(sums, depths=of_head)
 
     def saved(self, tensors: Sequence[SavedTensor], run: Candidate | Plan) -> Iterator[SavedTensor]:
         """Divide positions. Attention keeps queries, keys, values and output of this rank, and a number of each query.
@@ -143,12 +149,15 @@ class ContextParallel(Strategy):
             yield replace(operator, again=again).divided(self.axis, (Dim.SEQUENCE, Dim.POSITION))
 
     def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:
-        """Let the part read only this rank's positions, and let its attention exchange keys and values."""
+        """Let the part read only this rank's positions, let its attention exchange keys and values, and let a head that
+        compares answers add their parts."""
         from codescent.strategies.causal_tiles import balanced_positions  # noqa: PLC0415 - keeps torch out of planning
         from codescent.strategies.ring import Gather, Ring, split_attention  # noqa: PLC0415
+        from codescent.strategies.sequence import SplitSamples  # noqa: PLC0415
 
         plan, index = this_rank.plan, this_rank.coordinates[self.axis]
         reading = cast(Any, part)
+        reading.sample_sums = SplitSamples(this_rank.groups[self.axis])
         reading.tokens_T = reading.rows_T = balanced_positions(plan.work.seq_len, plan.mesh.cp, index)
         exchange = (Ring if plan.layout.context == "ring" else Gather)(this_rank.groups[self.axis])
         for layer in part.modules():

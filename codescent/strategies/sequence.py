@@ -60,6 +60,17 @@ def leave(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return _Conjugates.of(x, group, summed, _gradient_as_it_is)
 
 
+class SplitSamples:
+    """The ranks of a group have different positions of the same samples (see `operators.preferences.WholeSamples`)."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group, self.ranks = group, group.size()
+
+    def total(self, sums_BK: Tensor) -> Tensor:
+        """The sums over the positions of all ranks. Backward passes the gradient on to each rank's own sums."""
+        return leave(sums_BK, self.group)
+
+
 Act = Callable[[Tensor, dist.ProcessGroup], Tensor]
 
 

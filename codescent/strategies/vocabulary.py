@@ -22,6 +22,7 @@ from codescent.operators.softmax import (
     sum_of_logits,
     with_z_loss,
 )
+from codescent.operators.token_losses import Statistics, log_sums, token_losses
 from codescent.plan.objective import CROSS_ENTROPY, Objective
 from codescent.strategies.collectives import all_reduce, assert_async
 from codescent.strategies.sequence import enter, gather_alike, gather_sequence, leave, scatter_sum
@@ -50,6 +51,8 @@ class SplitVocabulary:
 
     A chunk has chunk_tokens tokens, the last chunk the rest; with chunk_tokens = 0, one chunk has all B * T tokens.
     Without gradients there is only the forward traffic.
+
+    `losses` has the traffic of `loss`: its backward computes logits again, and sends nothing for it.
 
     If the head reads only M of the positions, `every_row` and `loss_of_rows` replace `loss`. With sequence_parallel,
     `every_row` gathers, and between the two functions each rank's gradients are a part of the sum. Without it, backward
@@ -126,6 +129,24 @@ class SplitVocabulary:
             cap=cap,
         )
 
+    @never_compiled
+    def losses(
+        self,
+        x: Tensor,
+        weight_vD: Tensor,
+        targets_BT: Tensor,
+        chunk_tokens: int,
+        tied_gradient_vD: Tensor | None,
+        *,
+        cap: float = 0.0,
+    ) -> Tensor:
+        """The cross-entropy of each token, [B, T], the same on every rank: see `token_losses` and `loss`."""
+        x_BTD = (gather_sequence if self.sequence_parallel else enter)(x, self.group)
+        rows_ND, targets_N = x_BTD.flatten(0, 1), targets_BT.flatten()
+        statistics: Statistics | None = None if self.group.size() == 1 else self._statistics
+        found_N = token_losses(rows_ND, weight_vD, targets_N, chunk_tokens, tied_gradient_vD, statistics, cap=cap)
+        return found_N.view_as(targets_BT)
+
     def every_row(self, x: Tensor) -> Tensor:
         """The rows [B, T, D] of all positions, given x [B, t, D] or [B, T, D]. `loss_of_rows` reads some of them."""
         return gather_sequence(x, self.group) if self.sequence_parallel else x
@@ -176,6 +197,19 @@ class SplitVocabulary:
         assert_async(((tokens >= 0) & (tokens < self.vocab_size)).all(), "a token outside the vocabulary")
         rows = (tokens - self.first).clamp(0, max(0, self.last - self.first - 1))
         return rows, (tokens < self.first) | (tokens >= self.last)
+
+    def _statistics(self, logits_Nv: Tensor, targets_N: Tensor, work: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """A `Statistics` (see operators/token_losses.py) over the columns of all ranks."""
+        at_N, elsewhere_N = self._local(targets_N)
+        of_rank_N = log_sums(logits_Nv, work)
+        largest_N = of_rank_N.clone()
+        all_reduce(largest_N, dist.ReduceOp.MAX, group=self.group)
+        sums_2N = torch.zeros(2, len(targets_N), dtype=work, device=logits_Nv.device)
+        sums_2N[0] = (of_rank_N - largest_N).exp_()
+        if logits_Nv.shape[1]:
+            sums_2N[1] = logits_Nv.gather(1, at_N[:, None]).squeeze(1).to(work).masked_fill(elsewhere_N, 0.0)
+        all_reduce(sums_2N, group=self.group)
+        return sums_2N[0].log_() + largest_N, sums_2N[1], at_N.masked_fill(elsewhere_N, -1)
 
     def _softmax_gradient_(
         self, logits_Nv: Tensor, targets_N: Tensor, work: torch.dtype, wants: bool, objective: Objective

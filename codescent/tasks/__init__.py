@@ -28,16 +28,20 @@ from codescent.tasks.masked_tokens import MaskedTokens
 from codescent.tasks.mixture import OF_A_CORPUS, MixtureTask, given_of_each, of_each
 from codescent.tasks.own import own_task
 from codescent.tasks.pairs import Pairs
+from codescent.tasks.preferences import Preferences
 from codescent.tasks.task import ScoreRequest, ShownDataset, Task, TaskRequest
 from codescent.tasks.tensors import Tensors
 
 if TYPE_CHECKING:
-    from codescent.config.sections import Data, Model
+    from codescent.config.sections import Data, Model, Train
     from codescent.plan import Plan
 
 __all__ = ["TASKS", "ScoreRequest", "ShownDataset", "Task", "TaskRequest"]
 
-TASKS: tuple[Task, ...] = (LanguageModel(), MaskedTokens(), Tensors(), Answers(), Conversations(), Pairs())
+TASKS: tuple[Task, ...] = (
+    *(LanguageModel(), MaskedTokens(), Tensors(), Answers(), Conversations(), Pairs()),
+    Preferences(),
+)
 """Every task. The default of a kind of model is the first task in this tuple that supports the kind."""
 
 FILES = (
@@ -188,14 +192,14 @@ def task_line(plan: Plan) -> str:
     return f"{task.name}{aim}; {data}{validation}; model {plan.model.kind}"
 
 
-def request_of(data: Data, model: Model, seed: int, compile_what: str | None) -> TaskRequest:
+def request_of(data: Data, model: Model, seed: int, train: Train) -> TaskRequest:
     """The arguments of a run for its task; `data.task` is set to the task's name. Raises UserError like `task_of`.
 
     `data.as_text` is set if data.task is given and the corpus is a text that another task could read: that says it.
     """
     named = {key: str(value) for key in PLACES if is_hub_name(value := getattr(data, key))}
     data = data.model_copy(update={key: PLACES[key](value) for key, value in named.items()})
-    request = TaskRequest(data, model, seed, compile_what, named=named)
+    request = TaskRequest(data, model, seed, train.compile, named=named, train=train)
     if data.mixture is not None:
         return _mixed(request)
     task = task_of(request)
@@ -206,11 +210,12 @@ def request_of(data: Data, model: Model, seed: int, compile_what: str | None) ->
 
 def _mixed(request: TaskRequest) -> TaskRequest:
     """The request of a mixture, with one for each of its corpora. Raises UserError: they are for several tasks."""
-    data, model, seed = request.data, request.model, request.seed
+    data, model, seed, train = request.data, request.model, request.seed, request.train
+    assert train is not None
     one = {"mixture": None, "mixture_temperature": None}
     found = of_each(
         {entry.name: data.model_copy(update={**one, **entry.values()}) for entry in data.mixture or ()},
-        lambda of_corpus: request_of(of_corpus, model, seed, request.compile),
+        lambda of_corpus: request_of(of_corpus, model, seed, train),
     )
     by_task: dict[str, list[str]] = {}
     for name, each in found.items():
@@ -248,7 +253,8 @@ def without_effect(request: TaskRequest) -> Iterator[tuple[str, str]]:
     yield from task.unused(request)
     readers: dict[str, list[str]] = {}
     for one in _known_to(request):
-        for key in {f"data.{name}" for name in (*one.keys, *one.reads)}.difference(one.ignores):
+        read = {f"data.{name}" for name in (*one.keys, *one.reads)} | {f"train.{name}" for name in one.objective}
+        for key in read.difference(one.ignores):
             readers.setdefault(key, []).append(one.name)
     readers.pop("data.documents")  # a task without documents refuses them
     for key in {*readers, *task.ignores}:

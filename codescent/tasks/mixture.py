@@ -19,6 +19,7 @@ from codescent.data.samples import AnyDataset, Source
 from codescent.data.text.dataset import token_shards
 from codescent.data.tokenizers.tokenizer import Tokenizer
 from codescent.plan import Plan, Scalar, TaskFacts
+from codescent.plan.objective import Preference
 from codescent.tasks.scores import Scores
 from codescent.tasks.task import Prompts, ScoreRequest, Task, TaskRequest
 
@@ -28,7 +29,20 @@ if TYPE_CHECKING:
 OF_A_CORPUS = ("corpus", "validation", "text_key")
 """The keys of [data] of which each corpus may have its own value."""
 TAKEN = (
-    *("name", "kinds", "aim", "form", "keys", "reads", "ignores", "head", "extras", "reads_text", "equal_losses"),
+    *(
+        "name",
+        "kinds",
+        "aim",
+        "form",
+        "keys",
+        "reads",
+        "objective",
+        "ignores",
+        "head",
+        "extras",
+        "reads_text",
+        "equal_losses",
+    ),
     *("files", "kept", "unit", "peft_task_type", "scores_files", "mixes", "undivided"),
 )
 """Attributes of the task of the corpora."""
@@ -96,6 +110,10 @@ class MixtureTask(Task):
             identity |= {f"mixture.{name}.{key}": value for key, value in own.items()}
             identity |= {f"mixture.{name}.weight": request.weights[name]} if request.weights else {}
         return replace(next(iter(each.values())), identity=identity)
+
+    def preference(self, request: TaskRequest) -> Preference | None:
+        """See `Task`."""
+        return self.task.preference(request)
 
     def remarks(self, request: TaskRequest) -> Iterator[str]:
         """See `Task`."""

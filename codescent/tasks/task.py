@@ -18,13 +18,14 @@ from codescent.data.text.foreign import GPT2_VOCAB_SIZE
 from codescent.data.text.records import FIRST_NAMES
 from codescent.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from codescent.plan import Plan, TaskFacts, Work
+from codescent.plan.objective import Preference
 from codescent.tasks.scores import Scores
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from codescent.config.sections import Data, Model
+    from codescent.config.sections import Data, Model, Train
     from codescent.tasks.conversations.chat_template import ChatTokens
 
 VOCAB_SIZES = {"byte": ByteTokenizer.vocab_size, "gpt2": GPT2_VOCAB_SIZE, "bert": 30_522, "bert-cased": 28_996}
@@ -42,6 +43,7 @@ class TaskRequest:
         pinned: the return value of `Task.pin` on rank 0; None before that.
         named: values of [data] that are names of a hub, by key. `data` has their places in the cache instead.
         corpora: the request of each corpus of data.mixture, by name; empty: there is one corpus.
+        train: the section [train], for what a task minimises; None: its defaults.
     """
 
     data: Data
@@ -53,6 +55,7 @@ class TaskRequest:
     pinned: Mapping[str, Any] | None = None
     named: Mapping[str, str] = field(default_factory=dict)
     corpora: Mapping[str, TaskRequest] = field(default_factory=dict)
+    train: Train | None = None
 
     @property
     def weights(self) -> dict[str, float]:
@@ -158,6 +161,7 @@ class Task:
         form: the kind of corpus for which `made_for` is true, in words.
         keys: the keys of [data] that decide the samples, and so the losses.
         reads: more keys of [data] that the task reads.
+        objective: keys of [train] that the task alone reads, for what it minimises.
         undivided: why data.documents = "separate" makes no sense for its samples, as a clause; "": it does.
         ignores: keys, as "section.key", that have no effect in this task, though other tasks need them.
         head: the model head that the task needs; None: the kind of model has one head only.
@@ -179,6 +183,7 @@ class Task:
     form: str = "text"
     keys: tuple[str, ...] = ("corpus", "tokenizer", "validation_fraction", "text_key", "as_text", "validation")
     reads: tuple[str, ...] = ()
+    objective: tuple[str, ...] = ()
     undivided: str = "its samples are no text with several documents"
     ignores: tuple[str, ...] = ()
     head: str | None = None
@@ -262,6 +267,10 @@ class Task:
         extras = self.extras or shape.extras or separate
         equal = self.equal_losses and not separate
         return TaskFacts(self.name, extras, shape.head_share, equal_losses=equal, documents=separate, identity=identity)
+
+    def preference(self, request: TaskRequest) -> Preference | None:
+        """The loss of answers that the task minimises; None: the cross-entropy of its targets."""
+        return None
 
     def remarks(self, request: TaskRequest) -> Iterator[str]:
         """Sentences: what a user may not have meant, though the run can be made. Raises UserError: unusable keys."""

@@ -53,12 +53,15 @@ def assemble(
     generation: int = 0,
     ahead: Ahead = (),
     accepts: Accepts | None = None,
+    *,
+    initial: bool = False,
 ) -> Trainer:
     """Build the chunks of the model on this rank, divide and initialise them; build optimizer, loader and executor.
 
     `compiles`: what torch.compile compiles, chosen by compiling.py: "none", "blocks" or "model"; None: what
     train.compile names, nothing if that is auto. `generation`: its number, see generation.py. `ahead`: batches that are
-    left out. `accepts`: see `Optimizer`.
+    left out. `accepts`: see `Optimizer`. `initial`: trained weights get their initial values, too, if a checkpoint will
+    overwrite them.
 
     Raises:
         UserError: initial weights that are not finite, a corpus too short for a batch, or a setting that needs hardware
@@ -68,7 +71,7 @@ def assemble(
     computes = world.this_rank.rank in plan.mesh
     depths = plan.schedule.parts(world.stage) if computes else ()
     parts = [_part(plan, this_rank, of_part, world.device) for of_part in depths]
-    weights = _initialise(parts, this_rank, replaced=first_step > 0) if computes else []
+    weights = _initialise(parts, this_rank, replaced=first_step > 0 and not initial) if computes else []
     if plan.model.weights is not None and not computes:  # who computes has read all of it, and says what is wrong
         together(UserError, lambda: None)
     gradients = gradients_of(parts, this_rank)

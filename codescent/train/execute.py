@@ -80,7 +80,8 @@ class Executor:
         self.bad_data: dict[int, tuple[str, ...]] = {}  # what is not finite in the samples of a step (from 1)
         self.batch: Batch | None = None  # of the last LOAD; the FORWARD that reads it is the next instruction
         self.loss_sum = torch.zeros((), dtype=wide_dtype(self.device), device=self.device)
-        self.sums = torch.zeros(SCALARS, dtype=self.loss_sum.dtype, device=self.device)
+        self.sums = torch.zeros(SCALARS + plan.measured, dtype=self.loss_sum.dtype, device=self.device)
+        self.measured = torch.zeros(plan.measured, dtype=self.loss_sum.dtype, device=self.device)
         self.pins, self.memory = offered(self.device).pins, MemoryWatch(self)
         columns = COLUMN if plan.world_size > 1 else ALONE
         self.instruments = Instruments(self.watch, self.memory, columns, world.stage)
@@ -105,6 +106,7 @@ class Executor:
     def _walk(self, number: int) -> None:
         """Execute the instructions of a work item once, in step `number`."""
         self.loss_sum.zero_()
+        self.measured.zero_()
         self._read_portion()
         if self.pipelined:
             self.messages.begin(self.program, self.plan.work.microbatch_size)
@@ -159,7 +161,8 @@ class Executor:
     def evaluating(self) -> Iterator[Callable[[Batch], torch.Tensor]]:
         """Switch the chunks to evaluation mode; yield a function that takes a batch and returns the sum of its losses.
 
-        The sum is 0 on stages without the head. Every stage must call the function for the same batches.
+        The sum is 0 on stages without the head. Every stage must call the function for the same batches. Of samples
+        whose references are not known it returns what these are made of: see `Part.compare`.
         """
         training = [chunk.part.training for chunk in self.chunks]
         for chunk in self.chunks:
@@ -186,7 +189,7 @@ class Executor:
         for number, chunk in enumerate(self.chunks):
             inputs = batch.inputs if chunk.part.embeds else self.messages.receive(receives.pop(0)).wait()
             if chunk.part.ends:
-                loss += chunk.part(inputs, batch.targets, **batch.extras)
+                loss = chunk.part(inputs, batch.targets, **batch.extras).to(loss.dtype)
             else:
                 to = Instruction(Verb.SEND_ACTIVATION, 0, chunk=number, peer=(stage + 1) % degree)
                 self.messages.send(to, chunk.part(inputs, **batch.extras))
@@ -244,6 +247,8 @@ class Executor:
             assert batch is not None
             one.outputs = chunk.part(inputs, batch.targets, loss_scale=1.0 / max(1, self.coupling.divisor()), **extras)
             self.loss_sum += one.outputs.detach()
+            if chunk.part.measured is not None:
+                self.measured += chunk.part.measured.flatten()
         else:
             one.outputs = chunk.part(inputs, **extras)
 
@@ -294,7 +299,10 @@ class Executor:
             call(self.number + 1)
         self.coupling.stepped()
 
-    def own(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """This rank's loss, if it is counted, and whether it was asked to stop."""
-        loss = self.loss_sum if self.counts_loss else torch.zeros_like(self.loss_sum)
-        return loss, torch.full_like(loss, float(self.stop_requested()))
+    def own(self) -> torch.Tensor:
+        """This rank's loss, if it is counted, whether it was asked to stop, and its measures, if they are counted."""
+        stop = torch.full_like(self.loss_sum, float(self.stop_requested()))
+        own = torch.cat((self.loss_sum[None], stop[None], self.measured))
+        if not self.counts_loss:
+            own[0], own[2:] = 0.0, 0.0
+        return own

@@ -9,6 +9,7 @@ from codescent.checkpoint.held import HeldTensors, MemoryCheckpoint
 from codescent.train.assemble import assemble
 from codescent.train.holding import HeldStep, holding
 from codescent.train.open import OpenRun
+from codescent.train.references import ReferenceFiles
 from codescent.train.spikes import Spikes
 from codescent.train.stop import StopRequest
 from codescent.train.trainer import Trainer
@@ -41,7 +42,11 @@ class Generation:
         self.spikes = spikes = Spikes(run.config.survive, run.saved.state.get("spikes", {}) if run.saved else {})
         facts = (run.config, run.plan, run.world, run.dataset, run.first_step, self.stop, compiles)
         accepts = spikes.accepts if spikes.looks else None
-        self.trainer = assemble(*facts, generation=self.number, ahead=run.ahead, accepts=accepts)
+        references = ReferenceFiles(run)
+        self.trainer = assemble(
+            *facts, generation=self.number, ahead=run.ahead, accepts=accepts, initial=bool(references.lacking)
+        )
+        references.compute(self.trainer.executor)
         executor = self.trainer.executor
         spikes.losses = lambda: executor.portion.losses
         run.remembered = lambda: {"spikes": spikes.state()} if spikes.looks else {}

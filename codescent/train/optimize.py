@@ -40,7 +40,7 @@ FACTOR = "rate_factor"
 
 
 Accepts = Callable[[torch.Tensor], bool]
-"""Whether a step with these sums over all ranks is taken: [SCALARS], finite. Every rank decides alike."""
+"""Whether a step with these sums over all ranks, finite, is taken (`Coupling.agree`). Every rank decides alike."""
 
 EPS = 1e-6
 """Added to the norm by torch.nn.utils.clip_grads_with_norm_, when it clips."""

@@ -225,6 +225,7 @@ class Report:
             "consensus": result.consensus,
             "val_loss_ema": found.of_ema,
             **({} if self.corpora is None else self.corpora.values(batch_of(step - 1, run.ahead) + 1, found)),
+            **dict(zip(run.plan.objective.measures, result.measures)),
             "padding": self.padding.share(batch_of(step - 1, run.ahead)) if self.padding else None,
             "staleness_mean": result.staleness[0] if result.staleness else None,
             "staleness_max": result.staleness[1] if result.staleness else None,

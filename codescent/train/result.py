@@ -48,6 +48,7 @@ class StepResult:
             None: the weights are those of the step before.
         late: portions that came too late, and did not count.
         culprit: 1 more than the rank that alone gave what is not finite; 0: none, several, or nobody knows.
+        measures: what the objective measures beside the loss, by its order; None: nothing was counted.
         consensus: distance of the replicas from their mean, root mean square, relative to the norm of this mean; None
             within a round, and where replicas do not train apart.
     """
@@ -62,6 +63,7 @@ class StepResult:
     staleness: tuple[float, int] | None = None
     late: int = 0
     culprit: int = 0
+    measures: tuple[float | None, ...] = ()
 
     @cached_property
     def parts(self) -> dict[str, float]:
@@ -125,7 +127,8 @@ class Pending:
         if self.result is None:
             if self.arrived is not None:
                 self.arrived.synchronize()
-            loss, stops, square, *of_round = self.numbers.tolist()
+            loss, stops, *more = self.numbers.tolist()
+            measured, (square, *of_round) = more[: self.known.measured], more[self.known.measured :]
             skips, distance, size = (*of_round, 0, 0, 0)[:3]
             self.result = StepResult(
                 loss / self.known.losses,
@@ -138,6 +141,7 @@ class Pending:
                 staleness=self.known.staleness,
                 late=self.known.late,
                 culprit=self.known.culprit,
+                measures=tuple(one / count if count else None for one, count in zip(measured[::2], measured[1::2])),
             )
         return self.result
 

@@ -63,7 +63,7 @@ class Spikes:
 
     def accepts(self, sums: torch.Tensor) -> bool:
         """Whether the update of a finite step is applied. `sums`: its loss, requests to stop, squared norm."""
-        total, _, square = sums.tolist()
+        total, *_, square = sums.tolist()
         loss, norm = total / self.losses(), math.sqrt(square)
         self.found = None
         if len(self._losses) == self.keys.spike_window:

@@ -102,7 +102,7 @@ class Layers:
             chunks = [(first, first + 1) for first in self.depths.first]
             self._placed[same] = piece(self.space, self.depths, candidate, chunks, ())
         if (*same, size) not in self._operators:
-            self._operators[*same, size] = operators(candidate)
+            self._operators[*same, size] = operators(candidate, self._placed[same].objective)
         plan = replace(self._placed[same], work=candidate.work, layout=candidate.layout)
         layers = (strategy for strategy in active(candidate) if strategy.axis in SHARE_SAMPLES)
         traffic = tuple(record for strategy in layers for record in strategy.traffic(plan, 0))

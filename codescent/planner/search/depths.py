@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from codescent.base.refusal import Value
 from codescent.build.plan import operators, parameters_of, placed
-from codescent.plan import Instruction, Parameter, Plan, Schedule, Verb
+from codescent.plan import CROSS_ENTROPY, Instruction, Parameter, Plan, Schedule, Verb
 from codescent.planner.search.space import OPTIONS, LayoutFrame, Options, Space, default_of
 from codescent.strategies import Candidate, active
 
@@ -34,7 +34,7 @@ class Depths:
         for parameter in parameters_of(space.resolved):
             for depth in parameter.depths:
                 self._held[depth].append(parameter)
-        declared = operators(space.candidate)
+        declared = operators(space.candidate, CROSS_ENTROPY)  # they say which depths are alike, whatever is minimised
         begins = set() if self._held[0] else {1, space.resolved.model.encoder_layers + 1}
         before: tuple[object, ...] = ()
         self.kind, self.first = list[int](), list[int]()

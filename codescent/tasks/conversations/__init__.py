@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 FIELDS = ("template", "prompt_key", "response_key", "messages_key", "validation_fraction")
 """Keys of [data] that the samples depend on, in addition to the corpus, the tokenizer and the chat template."""
+TEMPLATED = ("sft", "dpo")
+"""The tasks that use a chat template."""
 PAIR_KEYS = ("prompt_key", "response_key")
 MOST_LINE_BYTES = 1 << 24
 """A longer first line of a corpus is not read to find out what the corpus is."""
@@ -55,14 +57,15 @@ class Conversations(FolderTask):
     kinds = ("gpt2", "llama")
     keys = (*Task.keys, "template", "chat_template", "prompt_key", "response_key", "messages_key", "documents")
     undivided = ""
-    ignores = ("data.text_key", "data.as_text")
+    ignores: tuple[str, ...] = ("data.text_key", "data.as_text")
     extras = True
     equal_losses = False
     files = (CHAT,)
     kept = MappingProxyType({**Task.kept, "data.chat_template": CHAT})
     unit = "tokens of responses"
     peft_task_type = "CAUSAL_LM"
-    dataset = ResponseDataset
+    fields: tuple[str, ...] = FIELDS
+    dataset: type[ResponseDataset] = ResponseDataset
 
     def refuse(self, request: TaskRequest) -> Iterator[str]:
         """See `Task`."""
@@ -75,7 +78,7 @@ class Conversations(FolderTask):
 
     def refuse_other(self, request: TaskRequest, name: str) -> Iterator[str]:
         """See `Task`."""
-        if request.data.chat_template is not None:
+        if request.data.chat_template is not None and name not in TEMPLATED:
             yield (
                 f'data.chat_template: only data.task = "{self.name}" uses a chat template, and data.task is "{name}"; '
                 f'give data.task = "{self.name}", or leave the template out'
@@ -98,15 +101,15 @@ class Conversations(FolderTask):
         """See `FolderTask`."""
         data = request.data
         parts: dict[str, Any] = {
-            **{name: getattr(data, name) for name in FIELDS},
+            **{name: getattr(data, name) for name in self.fields},
             "template": partial(_checked_template, data),
-            "chat_template": lambda: None if (chat := _template(request)) is None else chat.files.as_json(),
+            "chat_template": lambda: None if (chat := template_of(request)) is None else chat.files.as_json(),
             "tokenizer": partial(_identity, data.tokenizer),
-            "corpus": partial(_corpus_sha256, expanded(data.corpus)),
+            "corpus": partial(_corpus_sha256, expanded(data.corpus), self.dataset.format),
         }
         if data.validation is not None:
             del parts["validation_fraction"]
-            parts["validation"] = partial(_corpus_sha256, expanded(data.validation))
+            parts["validation"] = partial(_corpus_sha256, expanded(data.validation), self.dataset.format)
         return parts
 
     def refuse_prepared(self, request: TaskRequest, path: Path) -> None:
@@ -114,10 +117,10 @@ class Conversations(FolderTask):
         before, data = self.dataset.read_description(path)["request"], request.data
         problems = [
             f"data.{name} = {getattr(data, name)!r}: {path} was prepared with {before.get(name)!r}; leave it out"
-            for name in FIELDS
+            for name in self.fields
             if getattr(data, name) not in (type(data).model_fields[name].default, before.get(name))
         ]
-        chat, wanted = chat_of(path, before), _template(request)
+        chat, wanted = chat_of(path, before), template_of(request)
         if wanted is not None and (chat is None or not chat.is_same(wanted.files)):
             other = "none" if chat is None else "another one"
             problems.append(f"data.chat_template: {wanted.name}: {path} was prepared with {other}; leave it out")
@@ -133,7 +136,7 @@ class Conversations(FolderTask):
 
     def write(self, request: TaskRequest, key: dict[str, Any], folder: Path, progress: bool) -> dict[str, Any]:
         """See `FolderTask`."""
-        return write_examples(request.data, _template(request), folder, progress)
+        return write_examples(request.data, template_of(request), folder, progress)
 
     def pin(self, request: TaskRequest) -> Mapping[str, Any]:
         """The chat template at data.chat_template with its date, which is the saved one if the run has saved one."""
@@ -229,7 +232,7 @@ class Conversations(FolderTask):
         return exported(chat.template.files, texts, eos), ends
 
 
-def _template(request: TaskRequest) -> ChatTemplate | None:
+def template_of(request: TaskRequest) -> ChatTemplate | None:
     """The chat template: the pinned one, else the run's saved one, else the one at data.chat_template; None: none.
     Raises UserError: it cannot be read or compiled.
     """
@@ -246,9 +249,9 @@ def _checked_template(data: Data) -> str:
     return data.template
 
 
-def _corpus_sha256(path: Path) -> str:
+def _corpus_sha256(path: Path, wanted: str) -> str:
     if (path / DESCRIPTION).is_file():
-        raise UserError(f"{path}: prepared, but not in the format {ResponseDataset.format!r}: {AGAIN}")
+        raise UserError(f"{path}: prepared, but not in the format {wanted!r}: {AGAIN}")
     return user_file_sha256(path, "a file of JSON lines with prompts and responses, or with messages")
 
 

@@ -59,7 +59,7 @@ def read_conversations(path: Path, data: Data, *, with_template: bool) -> list[C
     """
     problems, forms, found = Problems(), Problems(), []
     first_kind = first_where = ""
-    for where, value in _objects(path, problems):
+    for where, value in json_objects(path, problems):
         kind = _kind(value, data, with_template=with_template)
         if (form := refused_form(value, data.response_key)) and (kind == PAIR or any(_wrong_messages(value, data))):
             forms.add(where, form)
@@ -108,7 +108,7 @@ def first_kind(path: Path, data: Data, *, with_template: bool) -> str | None:
     return _kind(value, data, with_template=with_template) if isinstance(value, dict) else None
 
 
-def _objects(path: Path, problems: Problems) -> Iterator[tuple[str, dict[str, Any]]]:
+def json_objects(path: Path, problems: Problems) -> Iterator[tuple[str, dict[str, Any]]]:
     """The place and the JSON object of each line; any other line is added to `problems`."""
     for number, line in enumerate(read_unpacked(path)[1].splitlines(), start=1):
         if not line.strip():

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -70,14 +70,14 @@ def write_examples(data: Data, template: ChatTemplate | None, folder: Path, prog
     parts = _examples_of_splits(path, data, with_template=template is not None)
     unused = _unused(parts, data, template)
     if template is None:
-        encode = _pair_encoder(parse_template(data.template), tokenizer)
+        encode = pair_encoder(parse_template(data.template), tokenizer)
         if progress and not document_end(tokenizer):
             warn(f"{path}: responses end without a token, so a model does not learn to stop: {NO_END}")
     else:
         chat = ChatTokens(template, tokenizer)
         encode = _chat_encoder(chat, unused)
         if progress:
-            _warn_without_end(chat, tokenizer)
+            warn_without_end(chat, tokenizer)
     splits: dict[str, Any] = {}
     problems = Problems()
     dtype = token_dtype(tokenizer.vocab_size)
@@ -89,7 +89,7 @@ def write_examples(data: Data, template: ChatTemplate | None, folder: Path, prog
             splits[split] = {"examples": len(part), "tokens": len(arrays[0])}
     problems.refuse(path)
     if unused:
-        warn(f"{path}: parts of lines that have no effect: {_counts(unused)}")
+        warn(f"{path}: parts of lines that have no effect: {counts_in_words(unused)}")
     tokenizer.save(folder / TOKENIZER)
     tokenizer_fields = {"kind": data.tokenizer, "vocab_size": tokenizer.vocab_size}
     sources = {"source": str(path), **({"validation": data.validation} if data.validation else {})}
@@ -114,7 +114,7 @@ def _unused(parts: Iterable[list[Conversation]], data: Data, template: ChatTempl
     return found
 
 
-def _counts(unused: Counter[str]) -> str:
+def counts_in_words(unused: Counter[str]) -> str:
     """Such as '"id" (300 lines), "tools" (12 lines)', the most frequent first."""
     named = [f"{name} ({counted(count, 'line')})" for name, count in unused.most_common(MOST_NAMED)]
     more = len(unused) - len(named)
@@ -141,7 +141,7 @@ def _characters(conversation: Conversation) -> int:
     return sum(map(len, texts_of(list(conversation.messages))))
 
 
-def _warn_without_end(chat: ChatTokens, tokenizer: Tokenizer) -> None:
+def warn_without_end(chat: ChatTokens, tokenizer: Tokenizer) -> None:
     """Warn if no control token ends a turn of the assistant: the model then does not learn to stop after a turn."""
     try:
         if chat.end() is None:
@@ -162,7 +162,7 @@ def _chat_encoder(chat: ChatTokens, unused: Counter[str]) -> Encode:
     return encode
 
 
-def _pair_encoder(template: tuple[str, str, str], tokenizer: Tokenizer) -> Encode:
+def pair_encoder(template: tuple[str, str, str], tokenizer: Tokenizer) -> Encode:
     """An encoder of pairs: the tokens of a prompt and of its response, which are the targets.
     Prompt and response are encoded separately, because `sample` gives a model the tokens of the prompt only.
     """
@@ -281,8 +281,8 @@ class ResponseDataset(FolderDataset):
     """Open prepared prompts and responses, or conversations. `packs`: a sample has as many examples as fit."""
 
     format = "codescent responses 3"
-    read_formats = ("codescent responses 2", "codescent responses 3")
-    form = _ResponsesDescription
+    read_formats: ClassVar[tuple[str, ...]] = ("codescent responses 2", "codescent responses 3")
+    form: ClassVar[type[Description]] = _ResponsesDescription
     what = "prepared responses"
 
     packs: bool = False
@@ -313,7 +313,7 @@ class ResponseDataset(FolderDataset):
                 f"{name}: {counted(splits[name]['examples'], 'example')}, {splits[name]['tokens']:,} tokens"
                 for name in SPLITS
             ),
-            *([f"parts of lines that have no effect: {_counts(unused)}"] if unused else []),
+            *([f"parts of lines that have no effect: {counts_in_words(unused)}"] if unused else []),
         ]
 
 

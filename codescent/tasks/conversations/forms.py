@@ -32,8 +32,8 @@ def refused_form(line: Mapping[str, Any], response_key: str) -> str | None:
         judged = responses[0], LABEL
     if judged is not None:
         return (
-            f'preferences ("{judged[0]}" and "{judged[1]}"): no task of codescent learns from preferences, as DPO, KTO '
-            "and reward models do; a line of this task has a prompt and one response that is learned"
+            f'preferences ("{judged[0]}" and "{judged[1]}"): data.task = "dpo" learns from them (codescent docs '
+            "preferences); a line of this task has a prompt and one response that is learned"
         )
     for name, keys in PROMPTS_IN_PARTS.items():
         if all(isinstance(line.get(key), str) and line[key] for key in keys):

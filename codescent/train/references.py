@@ -1,0 +1,167 @@
+"""In: a run whose samples need numbers of the model with its initial weights. Out: these numbers, for every sample.
+Does not know what they are: the head computes them (`Part.compare`). It computes them once, before the first step."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from codescent.base.device import offered
+from codescent.base.output import note
+from codescent.base.sealed import digest
+from codescent.data.file_array import open_npy
+from codescent.data.loader import InOrder
+from codescent.data.prepared import (
+    SPLITS,
+    checked_description,
+    describe,
+    existing,
+    hash_problems,
+    prepared,
+    refuse_damaged,
+    write_array,
+)
+from codescent.data.samples import ReferencedSource, References
+from codescent.hub.cache import weights_place
+from codescent.huggingface.folder import open_folder
+from codescent.plan import AXES
+from codescent.train.execute import Executor
+from codescent.train.open import OpenRun
+from codescent.train.validate import samples_at_once
+
+FORMAT = "codescent references 1"
+NUMBERS = "references.npy"
+WHAT = "references"
+
+
+class _Description(BaseModel):
+    """description.json of a folder of references."""
+
+    model_config = ConfigDict(strict=True)
+
+    format: Literal["codescent references 1"]
+    key: dict[str, Any]
+    files: dict[str, str]
+
+
+class ReferenceFiles:
+    """The references of a run, in the folder of prepared corpora: one folder for each split, on the machine of rank 0.
+
+    Its name holds a digest of all that they depend on: samples, model, initial weights, precision. So runs that differ
+    in their loss or layout share them. Every rank gets them from rank 0.
+    """
+
+    def __init__(self, run: OpenRun) -> None:
+        self.run = run
+        preference = run.plan.objective.preference
+        self.wanted = preference is not None and preference.referenced
+        self.lacking: list[str] = []
+        if not self.wanted:
+            return
+        self._weights: str = run.world.from_first(self._identity)
+        found: list[str] = run.world.from_first(lambda: [split for split in SPLITS if self._existing(split) is None])
+        self.lacking = [split for split in found if self._source(split).references is None]
+        for split in SPLITS:
+            if split not in found and self._source(split).references is None:
+                self._source(split).refer(self._shared(split, self._existing(split)))
+
+    def compute(self, executor: Executor) -> None:
+        """Compute what is lacking, with the weights that the parts of the executor have. Collective."""
+        for split in self.lacking:
+            source = self._source(split)
+            if self.run.world.is_first:
+                note(f"computing the reference of {source.num_samples:,} samples ({split}), once")
+            found = _computed(executor, source) if executor.chunks else np.zeros((source.num_samples, 0))
+            self.run.world.from_first(partial(self._keep, split, found))
+            source.refer(found)
+        self.lacking = []
+
+    def _source(self, split: str) -> ReferencedSource:
+        source = self.run.source(split)
+        assert isinstance(source, ReferencedSource), "the objective needs a reference, and the samples have none"
+        return source
+
+    def _key(self, split: str) -> dict[str, Any]:
+        model, work = self.run.plan.model, self.run.plan.work
+        sizes = {name: str(size) for name, size in model.sizes.items()}
+        of_model = {"kind": model.kind, "sizes": sizes, "weights": self._weights}
+        return {"samples": self._source(split).key, "model": of_model, "precision": work.precision}
+
+    def _identity(self) -> str:
+        """The hash of the initial weights. Random ones follow from the seed."""
+        plan, seed = self.run.plan, f"seed {self.run.plan.seed}"
+        if plan.model.weights is None:
+            return seed
+        return f"{open_folder(weights_place(plan.model.weights), plan.model).fingerprint()}, {seed}"
+
+    def _folder(self, split: str) -> Path:
+        return self.run.config.data.folder / f"references-{digest([FORMAT, self._key(split)])[:16]}"
+
+    def _existing(self, split: str) -> Path | None:
+        """The folder of a split, on rank 0; None: there is none. Raises UserError: it is damaged."""
+        return existing(self._folder(split), _verify) if self.run.world.is_first else None
+
+    def _shared(self, split: str, folder: Path | None) -> References:
+        """The numbers of a split on every rank, read on rank 0. Collective."""
+        shape: list[int] = self.run.world.from_first(lambda: list(_read(folder).shape))
+        values = torch.zeros(shape, dtype=torch.float64)
+        if self.run.world.is_first:
+            values = torch.from_numpy(_read(folder))
+        return _everywhere(self.run, values.to(self.run.world.device))
+
+    def _keep(self, split: str, found: References) -> None:
+        key = self._key(split)
+
+        def make(folder: Path) -> None:
+            write_array(folder / NUMBERS, found)
+            describe(folder, {"format": FORMAT, "key": key}, [NUMBERS])
+
+        prepared(self._folder(split), make, _verify)
+
+
+def _verify(folder: Path) -> None:
+    """Raise UserError: the folder is damaged."""
+    description = checked_description(folder, _Description, WHAT)
+    refuse_damaged(folder, hash_problems(folder, description["files"]))
+
+
+def _read(folder: Path | None) -> References:
+    assert folder is not None
+    files: dict[str, str] = checked_description(folder, _Description, WHAT)["files"]
+    values: References = open_npy(folder / NUMBERS, files[NUMBERS])[:]
+    return values
+
+
+def _everywhere(run: OpenRun, values: torch.Tensor) -> References:
+    """The sum over all ranks: each has a part of the values, and 0 elsewhere. Collective."""
+    return run.world.sum_over(values, run.plan.mesh.joint(*AXES)).cpu().numpy()
+
+
+def _computed(executor: Executor, source: ReferencedSource) -> References:
+    """The numbers of all samples of a source. Each data-parallel rank reads its share. Collective."""
+    plan, world = executor.plan, executor.world
+    preference = plan.objective.preference
+    assert preference is not None
+    part, parts = world.share(plan)
+    mine = np.arange(source.num_samples)[part::parts]
+    size = samples_at_once(plan, executor.device)
+    passes = math.ceil(math.ceil(source.num_samples / parts) / size)
+    values = torch.zeros(source.num_samples, preference.sums, dtype=executor.loss_sum.dtype, device=executor.device)
+    pins = offered(executor.device).pins
+    at = world.this_rank.rank
+    # Ranks of tp and of cp have computed the same numbers, and only the last stage has any.
+    counts = plan.counts_loss(at) and plan.mesh.coordinates(at)["cp"] == 0
+    with executor.evaluating() as evaluate, InOrder(source, mine, size, passes, pin_memory=pins) as loader:
+        for number in range(passes):
+            rows = mine[number * size : (number + 1) * size]
+            found = evaluate(loader.next().batches[0])
+            if len(rows) and counts and found.ndim:
+                values[torch.from_numpy(rows).to(values.device)] = found
+    total = world.sum_over(values, plan.mesh.joint(*AXES))
+    return total.double().cpu().numpy()
