@@ -178,12 +178,18 @@ def _plan(config: Config, candidate: Candidate, tensors: tuple[TensorPlan, ...],
         schedule=schedule,
         seed=config.run.seed,
         update=candidate.update,
-        objective=Objective(config.train.label_smoothing, config.train.z_loss),
+        objective=objective_of(config),
         uncompiled=next(refusals(candidate), ""),
         ema=config.train.ema,
         ema_every=config.train.ema_every if config.train.ema else 1,
     )
     return dataclasses.replace(plan, decides=decides(plan))
+
+
+def objective_of(config: Config) -> Objective:
+    """What a run minimises."""
+    train = config.train
+    return Objective(train.label_smoothing, train.z_loss, train.balance_loss, train.router_z_loss)
 
 
 def _placed(

@@ -79,9 +79,9 @@ def generates(kind: str) -> bool:
     return _known(kind).generates
 
 
-def uncompiled(kind: str) -> str:
-    """Why torch.compile is not verified for a kind; "": it is."""
-    return _known(kind).uncompiled
+def uncompiled(kind: str, shape: Shape) -> str:
+    """Why torch.compile is not verified for a model, in words behind its kind; "": it is."""
+    return _known(kind).uncompiled or shape.uncompiled
 
 
 def own_tasks(kind: str) -> tuple[str, ...]:

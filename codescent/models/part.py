@@ -4,6 +4,8 @@ Does not run the blocks: the `forward` of each kind of model runs them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
@@ -11,6 +13,7 @@ from codescent.base.unfilled import Unfilled
 from codescent.models.shape import Shape
 from codescent.operators import products
 from codescent.operators.dropout import sample_keys, site_keys
+from codescent.operators.experts import Router
 from codescent.operators.head import Vocabulary
 from codescent.operators.linear import Deferred
 from codescent.operators.soft_cap import capped
@@ -49,6 +52,7 @@ class Part(nn.Module):
         rows_T: the positions of each sample whose rows are in the residual stream of this rank; None: all.
         losses_per_sample: number of losses of every sample; None: it varies, or nobody has said it.
         deferred: weight gradients that backward has deferred; None: backward computes all gradients at once.
+        routers: the routers of its layers of experts, by the number of the layer.
         tables: what its forward reads beside parameters, such as the frequencies of rotary positions.
     """
 
@@ -58,6 +62,7 @@ class Part(nn.Module):
     tok: nn.Embedding
     norm: nn.Module
     tables: tuple[Table, ...] = ()
+    routers: Mapping[int, Router] = {}
 
     def __init__(
         self, shape: Shape, head_chunk_tokens: int = 1024, device: str = "meta", depths: range | None = None

@@ -48,6 +48,8 @@ class Shape:
         refuses: mesh axes that the model does not support, each with the reason; with tp > 1 also keys of [parallel].
         refuses_values: values of keys of [parallel] that it does not support, each with the reason as a clause.
         needs_weights: why its initial values cannot be random; "": they can.
+        has_experts: whether some layers have experts in place of one feed-forward.
+        uncompiled: why torch.compile does not compile its blocks, in words behind the kind; "": it may.
     """
 
     num_layers: int
@@ -73,7 +75,6 @@ class Shape:
     mup_base_dim: int = 0
     mup_base_head_dim: int = 0
     refuses: ClassVar[Mapping[str, str]] = {}
-    refuses_values: ClassVar[Mapping[str, tuple[tuple[object, ...], str]]] = {}
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @classmethod
@@ -137,6 +138,21 @@ class Shape:
         return self.vocab_size
 
     @property
+    def has_experts(self) -> bool:
+        """See the class."""
+        return False
+
+    @property
+    def refuses_values(self) -> Mapping[str, tuple[tuple[object, ...], str]]:
+        """See the class."""
+        return {}
+
+    @property
+    def uncompiled(self) -> str:
+        """See the class."""
+        return ""
+
+    @property
     def needs_weights(self) -> str:
         """See the class."""
         return ""
@@ -184,6 +200,7 @@ class Kind:
         options: which of the keys bias and dropout the user may set.
         generates: whether its models can generate text (see models/generate).
         separates: whether its models keep the documents of a sample apart (see data/documents).
+        has_experts: whether some layers have experts in place of one feed-forward.
         uncompiled: why torch.compile is not verified for this kind; "": it is verified.
         parts: fields of the shape that are no sizes themselves: the sizes that users give for each of them instead.
     """

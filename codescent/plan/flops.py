@@ -29,7 +29,8 @@ class FlopFormula(StrEnum):
 class StepFlops:
     """Model FLOPs of one step, summed over all ranks.
 
-    N counts each parameter once, without an embedding matrix that is not also the matrix of the head.
+    N counts each parameter once, without an embedding matrix that is not also the matrix of the head. Of experts it
+    counts those that a token is routed to (Fedus et al. 2021, "Switch Transformers", section 2).
 
     Attributes:
         dense_flops: 6 N per token: forward 2 N, backward 4 N, without attention (Kaplan et al. 2020, section 2.1).
@@ -80,7 +81,7 @@ def step_flops(
     """
 
     def macs(some: Iterable[Parameter]) -> float:
-        return sum(parameter.numel * _positions(model, task, work, parameter) for parameter in some)
+        return sum(p.numel * p.read_by * _positions(model, task, work, p) for p in some)
 
     read = [p for p in parameters if p.role is not Role.VOCAB or p.depths != (0,)]
     trained = [p for p in read if p.trained]

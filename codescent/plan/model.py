@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import TypeVar
 
 from codescent.plan.brief import brief
 
+T = TypeVar("T")
 Size = int | float | bool | str
 """A size or an option of a model in the config."""
 
@@ -111,12 +113,12 @@ def windows_of(layers: int, window: int, full_every: int) -> tuple[int, ...]:
     return tuple(0 if full_every and layer % full_every == 0 else window for layer in range(1, layers + 1))
 
 
-def runs_of(windows: Sequence[int]) -> Iterator[tuple[tuple[int, int], int]]:
-    """Depths [first, end) of layers with the same window that follow each other, and this window."""
+def runs_of(traits: Sequence[T]) -> Iterator[tuple[tuple[int, int], T]]:
+    """Depths [first, end) of layers with the same trait that follow each other, such as a window, and this trait."""
     depth = 1
-    for window, alike in groupby(windows):
+    for trait, alike in groupby(traits):
         count = len(list(alike))
-        yield (depth, depth + count), window
+        yield (depth, depth + count), trait
         depth += count
 
 

@@ -235,6 +235,8 @@ class Plan:
             "train.precision": self.work.precision,
             "train.label_smoothing": self.objective.label_smoothing,
             "train.z_loss": self.objective.z_loss,
+            "train.balance_loss": self.objective.balance_loss,
+            "train.router_z_loss": self.objective.router_z_loss,
             "train.ema": self.ema,
             "train.ema_every": self.ema_every,
             **{f"optimizer.{name}": value for name, value in update.items()},
