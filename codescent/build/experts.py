@@ -21,11 +21,11 @@ LOSSES = ("balance_loss", "router_z_loss")
 def refusals(config: Config, shape: Shape, candidate: Candidate) -> Iterator[Refusal]:
     """Losses of routers without routers; with cp what reads all positions of a sample."""
     for name in LOSSES:
-        if (value := getattr(config.train, name)) and not shape.has_experts:
+        if (value := getattr(config.train, name)) and not shape.num_experts:
             yield Refusal(
                 f"train.{name} = {value}: no layer of the model has experts", [Change({f"train.{name}": 0.0})]
             )
-    if candidate.mesh.cp == 1 or not shape.has_experts:
+    if candidate.mesh.cp == 1 or not shape.num_experts:
         return
     whole = near_degrees(candidate, "cp", 1, lambda other: other.mesh.cp == 1)
     if config.train.balance_loss:

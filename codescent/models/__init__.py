@@ -201,6 +201,8 @@ def facts_of(
         full_every=shape.full_every,
         score_cap=shape.score_cap,
         logit_cap=shape.logit_cap,
+        num_experts=shape.num_experts,
+        expert_rows=shape.expert_rows(shape.seq_len if seq_len is None else seq_len),
     )
 
 

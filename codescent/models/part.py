@@ -53,6 +53,7 @@ class Part(nn.Module):
         losses_per_sample: number of losses of every sample; None: it varies, or nobody has said it.
         deferred: weight gradients that backward has deferred; None: backward computes all gradients at once.
         routers: the routers of its layers of experts, by the number of the layer.
+        measured: what strategies have measured in the last step, by metrics column: of all ranks, on the device.
         tables: what its forward reads beside parameters, such as the frequencies of rotary positions.
     """
 
@@ -79,6 +80,7 @@ class Part(nn.Module):
         self.rows_T: Tensor | None = None
         self.losses_per_sample: int | None = None
         self.deferred: Deferred | None = None
+        self.measured: Mapping[str, Tensor] = {}
         self._dropout_keys_SB: Tensor | None = None
         with (
             torch.device("meta"),

@@ -16,8 +16,8 @@ from codescent.base.device import wide_dtype
 from codescent.operators import products
 from codescent.operators.activations import Activation
 from codescent.operators.routing import (
-    Choice,
     RouterTraits,
+    Routing,
     Slots,
     attached,
     choices_of_samples,
@@ -48,7 +48,7 @@ class Router(nn.Module):
         share: this rank's share of their gradients, if several ranks compute the same tokens.
     """
 
-    LOSSES = 2
+    SUMS = 4
 
     def __init__(self, inputs: int, traits: RouterTraits) -> None:
         super().__init__()
@@ -57,34 +57,37 @@ class Router(nn.Module):
         self.objective, self.loss_scale, self.share = CROSS_ENTROPY, 1.0, 1.0
         self._seen: Tensor | None = None
 
-    def forward(self, x_ND: Tensor, samples: int) -> Choice:
+    def forward(self, x_ND: Tensor, samples: int) -> Routing:
         """The choice for each token. In training its weights have the gradients of the auxiliary losses, too."""
         logits_NE = products.linear(x_ND, self.weight)
         choice = choose(logits_NE, self.traits)
         if not (self.training and torch.is_grad_enabled()):
             return choice
         found = losses(logits_NE, choice, samples)
-        sums = torch.stack([*(one.detach() for one in found)])
+        sums = torch.stack([found.balance.detach(), found.z.detach()])
         auxiliary = self.objective.balance_loss * found.balance + self.objective.router_z_loss * found.z
 
         def note() -> None:
-            self._note(choices_of_samples(choice.experts_NK, 1, self.traits.experts)[0], sums)
+            self._note(choices_of_samples(choice.experts_NK, samples, self.traits.experts), sums, len(x_ND))
 
         weights_NK = attached(choice.weights_NK, auxiliary, self.loss_scale * self.share, note)
         return choice._replace(weights_NK=weights_NK)
 
-    def _note(self, counts_E: Tensor, sums: Tensor) -> None:
-        found = torch.cat([counts_E.to(wide_dtype(counts_E.device)), sums.to(wide_dtype(sums.device))])
+    def _note(self, counts_BE: Tensor, sums: Tensor, tokens: int) -> None:
+        slots = self.traits.slots(tokens // len(counts_BE)) or tokens
+        dropped = (counts_BE - slots).clamp(min=0).sum()
+        parts = counts_BE.sum(0), counts_BE.new_tensor([tokens]), sums, dropped[None]
+        found = torch.cat([part.to(wide_dtype(sums.device)) for part in parts])
         self._seen = found if self._seen is None else self._seen.add_(found)
 
     def taken(self) -> Tensor:
-        """Choices of each expert, then the sums of the balance loss and of the z-loss over the tokens: [E + 2]. Begins
-        anew."""
+        """Choices of each expert; then the number of tokens, the sums of the balance loss and of the z-loss over them,
+        and how many choices were dropped: [E + 4]. Begins anew."""
         found, self._seen = self._seen, None
         if found is not None:
             return found
         device = self.weight.device
-        return torch.zeros(self.traits.experts + self.LOSSES, dtype=wide_dtype(device), device=device)
+        return torch.zeros(self.traits.experts + self.SUMS, dtype=wide_dtype(device), device=device)
 
 
 class ExpertMatrices(nn.Module):
@@ -151,7 +154,7 @@ class Experts(nn.Module):
         y_BTD = combined(rows_RD, choice.weights_NK, slots).view_as(x_BTD)
         return y_BTD if after is None else after(y_BTD)
 
-    def _slots(self, choice: Choice, samples: int, positions: int) -> Slots:
+    def _slots(self, choice: Routing, samples: int, positions: int) -> Slots:
         traits = self.router.traits
         if number := traits.slots(positions):
             return few_slots(choice.experts_NK, traits.experts, samples, number)

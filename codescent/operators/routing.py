@@ -51,7 +51,7 @@ class RouterTraits:
         return min(positions, math.ceil(share)) if self.capacity else 0
 
 
-class Choice(NamedTuple):
+class Routing(NamedTuple):
     """What a router has chosen.
 
     Attributes:
@@ -65,7 +65,7 @@ class Choice(NamedTuple):
     scores_NE: Tensor
 
 
-def choose(logits_NE: Tensor, traits: RouterTraits, bias_E: Tensor | None = None) -> Choice:
+def choose(logits_NE: Tensor, traits: RouterTraits, bias_E: Tensor | None = None) -> Routing:
     """The experts of each token. `bias_E` is added to scores for the choice alone (Wang et al. 2024, "Auxiliary-Loss-
     Free Load Balancing Strategy for Mixture-of-Experts", equation 3)."""
     wide = torch.promote_types(logits_NE.dtype, torch.float32)
@@ -82,7 +82,7 @@ def choose(logits_NE: Tensor, traits: RouterTraits, bias_E: Tensor | None = None
         weights_NK = weights_NK / (weights_NK.sum(-1, keepdim=True) + least)
     if traits.scores == "sigmoid":
         scores_NE = scores_NE / (scores_NE.sum(-1, keepdim=True) + _LEAST)
-    return Choice(experts_NK, weights_NK if traits.scale == 1.0 else weights_NK * traits.scale, scores_NE)
+    return Routing(experts_NK, weights_NK if traits.scale == 1.0 else weights_NK * traits.scale, scores_NE)
 
 
 def _of_best_groups(wanted_NE: Tensor, traits: RouterTraits) -> Tensor:
@@ -152,6 +152,25 @@ def combined(rows_RD: Tensor, weights_NK: Tensor, slots: Slots) -> Tensor:
     return sum_ND
 
 
+def permuted(rows_RD: Tensor, order_R: Tensor, inverse_R: Tensor) -> Tensor:
+    """The rows in another order; `inverse_R`: that which puts them back."""
+    out_RD: Tensor = _Permuted.apply(rows_RD, order_R, inverse_R)  # type: ignore[no-untyped-call]
+    return out_RD
+
+
+class _Permuted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows_RD: Tensor, order_R: Tensor, inverse_R: Tensor) -> Tensor:
+        ctx.save_for_backward(inverse_R)
+        return rows_RD[order_R]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out_RD: Tensor) -> tuple[Tensor, None, None]:
+        (inverse_R,) = ctx.saved_tensors
+        return d_out_RD[inverse_R], None, None
+
+
 def _rows(of_RD: Tensor, at: Tensor) -> Tensor:
     """Rows at some indices; 0 where an index is -1."""
     if not len(of_RD):
@@ -205,7 +224,7 @@ class RouterLosses(NamedTuple):
     z: Tensor
 
 
-def losses(logits_NE: Tensor, choice: Choice, samples: int) -> RouterLosses:
+def losses(logits_NE: Tensor, choice: Routing, samples: int) -> RouterLosses:
     """The auxiliary losses of a router, of a micro-batch of samples.
 
     balance: T E sum over e of f_e P_e, of each sample of T tokens. f_e: choices of expert e, divided by T. P_e: the

@@ -120,11 +120,11 @@ def recomputed_rows(held: Iterable[Parameter], dropout: float) -> list[Parameter
     last: dict[int, str] = {}  # by depth: the latest output so far
     for parameter in held:
         depth = parameter.depths[0]
-        if parameter.role is Role.ROW:
+        if parameter.role in (Role.ROW, Role.EXPERT_ROW):
             rows.append(parameter)
             needed[parameter.name] = dropout > 0
             last[depth] = parameter.name
-        elif parameter.role in (Role.NORM, Role.COLUMN) and depth in last:
+        elif parameter.role in (Role.NORM, Role.COLUMN, Role.ROUTER) and depth in last:
             needed[last[depth]] = True
     return [parameter for parameter in rows if needed[parameter.name]]
 

@@ -80,6 +80,8 @@ class ModelFacts:
         full_every: with a window: every so-many-th layer has none; 0: all have it.
         score_cap: soft cap of the scores of attention; 0: none.
         logit_cap: soft cap of the logits; 0: none.
+        num_experts: experts of a layer that has some; 0: none has.
+        expert_rows: rows of all experts of such a layer, of one sample.
     """
 
     kind: str
@@ -101,6 +103,8 @@ class ModelFacts:
     full_every: int = brief(0)
     score_cap: float = brief(0.0)
     logit_cap: float = brief(0.0)
+    num_experts: int = brief(0)
+    expert_rows: int = brief(0)
 
     @property
     def windows(self) -> tuple[int, ...]:

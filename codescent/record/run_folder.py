@@ -23,6 +23,7 @@ from codescent.base.json_damage import json_problem
 from codescent.base.own_names import PLAN_FILE
 from codescent.base.published import in_words, published
 from codescent.base.reading import MOST_BYTES, read_bytes, read_text
+from codescent.plan.measured import measured_columns
 from codescent.record import memory, ranks
 from codescent.record.beginning import ANOTHER, MAKING, delete_new, refuse_taken, write_beside_jobs, write_new
 from codescent.record.beginning import CHECKPOINTS as CHECKPOINTS
@@ -99,14 +100,14 @@ class RunFolder:
         path: the current path of the folder.
         config_text: the resolved config at the start of the run, as TOML.
         plan: the plan at the start of the run, as JSON data, without the format number.
-        columns: names of the columns of the metrics: METRICS, and of a mixture those of each corpus.
+        columns: names of the columns of the metrics: METRICS, those of corpora, what the model measures.
         listeners: functions that are called with "metrics" and each row, or "event" and each event, once it is written.
     """
 
     def __init__(self, path: Path, config_text: str, plan: dict[str, Any]) -> None:
         self.path, self.config_text, self.plan = path, config_text, plan
         self.listeners: list[Callable[[str, Mapping[str, Any]], object]] = []
-        self.columns = (*METRICS, *columns_of(plan))
+        self.columns = (*METRICS, *columns_of(plan), *measured_columns(plan))
         self._rows = Rows(path, self.columns, KINDS)
         self._memory = memory.Changes(path)
         self._held: list[int] = []  # open descriptors of the folder and the lock file, while this process writes
@@ -135,7 +136,7 @@ class RunFolder:
         """
         path = Path(path)
         refuse_taken(path)
-        header = ",".join((*METRICS, *columns_of(plan))) + "\n"
+        header = ",".join((*METRICS, *columns_of(plan), *measured_columns(plan))) + "\n"
         texts = {METRICS_CSV: header, METRICS_JSONL: "", EVENTS: "", PLAN: _plan_text(plan), CONFIG: config_toml}
         run = cls(path, config_toml, _without_format(json.loads(texts[PLAN])))
         try:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -100,7 +101,8 @@ class Executor:
                 self.program = self.plan.schedule.program(self.world.stage, item.listed)
                 self._walk(number)
             self.world.at(number + 1)
-            return Pending(self.coupling.result(number), self.watch.stop(), pins=self.pins)
+            measured = {name: value for chunk in self.chunks for name, value in chunk.part.measured.items()}
+            return Pending(self.coupling.result(number), self.watch.stop(), measured, pins=self.pins)
 
     def _walk(self, number: int) -> None:
         """Execute the instructions of a work item once, in step `number`."""
@@ -239,10 +241,11 @@ class Executor:
         assert inputs is not None
         if inputs is one.inputs:
             inputs.requires_grad_()
-        extras = batch.extras if batch is not None and self.plan.task.extras else {}
+        extras: dict[str, Any] = {**batch.extras} if batch is not None and self.plan.task.extras else {}
+        extras["loss_scale"] = 1.0 / max(1, self.coupling.divisor())
         if chunk.part.ends:
             assert batch is not None
-            one.outputs = chunk.part(inputs, batch.targets, loss_scale=1.0 / max(1, self.coupling.divisor()), **extras)
+            one.outputs = chunk.part(inputs, batch.targets, **extras)
             self.loss_sum += one.outputs.detach()
         else:
             one.outputs = chunk.part(inputs, **extras)

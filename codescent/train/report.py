@@ -223,6 +223,7 @@ class Report:
             "peak_memory_bytes": peak_memory_bytes(run.world.device),
             "sent_bytes": run.plan.sent_bytes(0, step - 1) if run.world.this_rank.world_size > 1 else None,
             "consensus": result.consensus,
+            **result.measured,
             "val_loss_ema": found.of_ema,
             **({} if self.corpora is None else self.corpora.values(batch_of(step - 1, run.ahead) + 1, found)),
             "padding": self.padding.share(batch_of(step - 1, run.ahead)) if self.padding else None,

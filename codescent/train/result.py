@@ -4,7 +4,8 @@ Does not sum over ranks (execute.py does). Off the CPU the host can launch the n
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -47,6 +48,7 @@ class StepResult:
         staleness: mean and largest number of versions between the weights of a gradient and those that it changed;
             None: the weights are those of the step before.
         late: portions that came too late, and did not count.
+        measured: what the model has measured, by metrics column (`Part.measured`).
         culprit: 1 more than the rank that alone gave what is not finite; 0: none, several, or nobody knows.
         consensus: distance of the replicas from their mean, root mean square, relative to the norm of this mean; None
             within a round, and where replicas do not train apart.
@@ -62,6 +64,7 @@ class StepResult:
     staleness: tuple[float, int] | None = None
     late: int = 0
     culprit: int = 0
+    measured: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def parts(self) -> dict[str, float]:
@@ -87,11 +90,12 @@ class Pending:
     Args:
         known: what the rank knows of the step.
         laps: of the step's parts.
+        measured: what the model has measured, on the device.
         pins: the device copies into page-locked memory, so that the copy does not wait.
     """
 
-    def __init__(self, known: StepSums, laps: Laps, *, pins: bool) -> None:
-        sums = known.values
+    def __init__(self, known: StepSums, laps: Laps, measured: Mapping[str, torch.Tensor], *, pins: bool) -> None:
+        sums, self.measured = known.values, measured
         self.known, self.laps, self.completed, self.earlier = known, laps, known.done, known.earlier
         self.device, self.numbers = sums.device, sums
         self.arrived: Event | None = None
@@ -138,6 +142,7 @@ class Pending:
                 staleness=self.known.staleness,
                 late=self.known.late,
                 culprit=self.known.culprit,
+                measured={name: value.item() for name, value in self.measured.items()},
             )
         return self.result
 

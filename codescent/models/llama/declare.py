@@ -63,6 +63,7 @@ _REFUSED_OF_EXPERTS: Mapping[str, tuple[tuple[object, ...], str]] = {
         "gives each device its own rank",
     ),
 }
+_UNCOMPILED = "with model.num_experts: how many rows an expert has is known when they are routed"
 _FFN_MULTIPLE = 64
 _NORMS = {"first": (("norm_{}",), ()), "output": ((), ("norm_{}",)), "both": (("norm_{}",), ("norm_{}_out",))}
 """By `LlamaShape.norm`: the norms before and after a part, in which {} is the number of the part."""
@@ -170,10 +171,9 @@ class LlamaShape(Shape):
             for layer in range(1, self.num_layers + 1)
         )
 
-    @property
-    def has_experts(self) -> bool:
+    def expert_rows(self, positions: int) -> int:
         """See `Shape`."""
-        return any(self.routed)
+        return expert_sizes(self).rows(positions) if self.num_experts else 0
 
     @property
     def inner_dim(self) -> int:
@@ -183,12 +183,12 @@ class LlamaShape(Shape):
     @property
     def uncompiled(self) -> str:
         """See `Shape`."""
-        return "with model.num_experts: how many rows an expert has is known when they are routed" * self.has_experts
+        return _UNCOMPILED if self.num_experts else ""
 
     @property
     def refuses_values(self) -> Mapping[str, tuple[tuple[object, ...], str]]:
         """See `Shape`."""
-        return _REFUSED_OF_EXPERTS if self.has_experts else {}
+        return _REFUSED_OF_EXPERTS if self.num_experts else {}
 
     def facts(self) -> dict[str, Any]:
         """See `Shape`. Of a scaling of frequencies a plan has what its method reads, and of experts what they read."""
