@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 Case = dict[str, Any]
-DEGREES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+DEGREES = ("pp", "dp_replicate", "dp_shard", "ep", "cp", "tp")
 SECOND_DROPOUT = ("-none-dropout 0.1", "-selective-dropout 0.0", "-full-dropout 0.0")
 FSDP_SLOW = (("naive", 2), ("naive", 3), ("gpipe", 1), ("gpipe", 3), ("interleaved", 1), ("interleaved", 2))
 
@@ -35,7 +35,7 @@ def case(
         "optimizer": optimizer or {},
         "data": {"task": task, "documents": documents},
         "train": {
-            "global_batch_size": 2 * microbatches * degrees["dp_replicate"] * degrees["dp_shard"],
+            "global_batch_size": 2 * microbatches * prod(degrees[axis] for axis in ("dp_replicate", "dp_shard", "ep")),
             "microbatch_size": 2,
             "precision": precision,
             "head_chunk_tokens": head_chunk_tokens,
@@ -269,6 +269,8 @@ def gloo_cases() -> dict[str, Case]:
         "fsdp x cp on 4": case("fp32", 2, dp_shard=2, cp=2, recompute="full", model={"dropout": 0.1}),
         "muon, hsdp on 4": case("bf16", 2, dp_replicate=2, dp_shard=2, optimizer={"kind": "muon"}),
         "muon, fsdp x tp on 4": case(dp_shard=2, tp=2, model=five, optimizer={"kind": "muon"}),
+        "experts, dp x ep on 4": expert_cases()["dp x ep"],
+        "experts, ep x tp on 4": expert_cases()["ep x tp without sequence"],
         "dp x pp x tp on 8": case("fp32", 4, dp_replicate=2, pp=2, tp=2, schedule="zero-bubble", model=five),
     }
 
@@ -336,6 +338,35 @@ def trait_cases() -> dict[str, Case]:
     return {
         f"{kind}: {name}": case("bf16", **layout, model={"kind": "llama", "num_kv_heads": 2, **sizes})
         for kind, sizes in traits.items()
+        for name, layout in layouts.items()
+    }
+
+
+def expert_cases() -> dict[str, Case]:
+    """Layers of experts. Of the layers of each model one has none."""
+
+    def layers(layout: dict[str, Any]) -> dict[str, Any]:
+        return {"num_layers": 5 if "pp" in layout else 3}
+
+    sizes = {"kind": "llama", "num_kv_heads": 2, "num_experts": 4, "experts_per_token": 2, "expert_dim": 24}
+    sizes |= {"dense_layers": 1}
+    layouts: dict[str, dict[str, Any]] = {
+        "ep": {"ep": 2, "microbatches": 2},
+        "ep bf16, full": {"ep": 4, "precision": "bf16", "recompute": "full"},
+        "ep, capacity": {"ep": 2, "model": {"capacity_factor": 1.3}},
+        "ep, lora": {"ep": 2, "lora": {"rank": 3}},
+        "dp x tp": {"dp_replicate": 2, "tp": 2, "precision": "bf16"},
+        "dp x ep": {"dp_replicate": 2, "ep": 2, "precision": "bf16", "microbatches": 2},
+        "ep x cp": {"ep": 2, "cp": 2},
+        "ep x tp": {"ep": 2, "tp": 2, "recompute": "selective"},
+        "ep x tp without sequence": {"ep": 2, "tp": 2, "sequence_parallel": False, "recompute": "full"},
+        "fsdp x ep": {"dp_shard": 2, "ep": 2, "precision": "bf16"},
+        "fsdp 1 x ep x tp": {"dp_shard": 2, "ep": 2, "tp": 2, "zero_stage": 1, "microbatches": 2},
+        "pp zero-bubble x ep": {"pp": 2, "ep": 2, "microbatches": 4, "schedule": "zero-bubble"},
+        "everything 64": {"pp": 2, "dp_replicate": 2, "dp_shard": 2, "ep": 2, "cp": 2, "tp": 2, "microbatches": 4},
+    }
+    return {
+        name: case(**{**layout, "model": sizes | layers(layout) | layout.get("model", {})})
         for name, layout in layouts.items()
     }
 
@@ -408,6 +439,7 @@ SLOW = {
         "dp x pp x tp 64",
         *(f"pp x fsdp {schedule} stage {stage}" for schedule, stage in FSDP_SLOW),
     },
+    "experts": expert_cases().keys() - {"ep", "fsdp 1 x ep x tp"},
     "traits": {name for name in trait_cases() if name.startswith("qwen 2") or name in SLOW_TRAITS},
 }
 """Cases whose siblings are quick."""
@@ -420,6 +452,7 @@ CASES = {
     "lora": lora_cases(),
     "muon": muon_cases(),
     "traits": trait_cases(),
+    "experts": expert_cases(),
     "gloo": gloo_cases(),
 }
 

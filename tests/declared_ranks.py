@@ -39,6 +39,7 @@ KINDS: dict[str, str] = {
     "alltoall_base_": Collective.ALL_TO_ALL,
 }
 Answer = dict[str, Any]
+PASSES = (Verb.FORWARD, Verb.BACKWARD, Verb.BACKWARD_INPUT)
 
 
 class Watch(TorchDispatchMode):
@@ -57,6 +58,8 @@ class Watch(TorchDispatchMode):
         self.fake = fake
         self.verb: Verb | None = None
         self.issued: list[list[Any]] = []
+        self.leaves = False
+        self.moved = [0, 0]  # bytes that all uneven all-to-alls of passes have sent and received
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.removeprefix("c10d::")
@@ -69,12 +72,20 @@ class Watch(TorchDispatchMode):
             first = args[0] if isinstance(args[0], torch.Tensor) else args[0][0]
             if self.verb is not None and name != "recv_":
                 payload = args[1] if name in ("_reduce_scatter_base_", "alltoall_base_") else first
+                if name == "alltoall_base_" and self.verb in PASSES and payload.is_floating_point():
+                    payload = self._of_tokens(payload, first)
                 size = payload.numel() * payload.element_size()
                 kind, dtype = KINDS.get(name, name), str(payload.dtype).removeprefix("torch.")
                 self.issued.append([kind, _ranks(args), size, dtype, str(self.verb)])
             if self.fake and name in ("recv_", "_allgather_base_", "_reduce_scatter_base_", "alltoall_base_"):
                 first.zero_()
         return result
+
+    def _of_tokens(self, sent: torch.Tensor, received: torch.Tensor) -> torch.Tensor:
+        """Rows of this rank's own tokens, of which a plan knows how many there are: they leave, then they come back."""
+        self.moved = [sum(pair) for pair in zip(self.moved, (sent.nbytes, received.nbytes), strict=True)]
+        self.leaves = not self.leaves
+        return sent if self.leaves else received
 
     def watched(
         self, act: Callable[[Instruction], None], before: Callable[[Instruction], None] = lambda _: None
@@ -167,7 +178,7 @@ def observed_step(case: dict[str, Any], rank: int, world: World | None = None) -
         evaluate(batch)
     executor.arms = {verb: watch.watched(act, held.look) for verb, act in executor.arms.items()}
     executor.step(0, 1e-3)
-    answer = {"issued": watch.issued, "held": held.answer(), "counted": executor.memory.most}
+    answer = {"issued": watch.issued, "held": held.answer(), "counted": executor.memory.most, "moved": watch.moved}
     trainer.close()
     return answer
 

@@ -10,7 +10,7 @@ from codescent.plan import SENDS, Collective, Plan, Traffic, Verb
 from codescent.plan.wire import PIECE_BYTES
 
 Key = tuple[Any, ...]
-DTYPE = {"fp32": "float32", "fp64": "float64", "bf16": "bfloat16", "uint8": "uint8"}
+DTYPE = {"fp32": "float32", "fp64": "float64", "bf16": "bfloat16", "uint8": "uint8", "int64": "int64"}
 
 
 def declared(plan: Plan, rank: int, number: int = 0, *, on_gloo: bool = False) -> Counter[Key]:

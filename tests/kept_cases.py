@@ -33,6 +33,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "llama as qwen 2": {"model": LLAMA | {"qkv_bias": True}},
     "llama as qwen 3": {"model": LLAMA | {"qk_norm": "head", "head_dim": 12}},
     "llama as olmo 2": {"model": LLAMA | {"qk_norm": "all", "norm": "output"}},
+    "llama with experts": {"model": LLAMA | {"num_experts": 4, "experts_per_token": 2, "expert_dim": 24}},
+    "llama with a capacity": {
+        "model": LLAMA | {"num_experts": 4, "experts_per_token": 2, "capacity_factor": 1.5, "expert_every": 2}
+    },
     "llama with a window": {"model": LLAMA | {"window": 5}},
     "llama with a window, three blocks of queries": {
         "model": {"kind": "llama", "num_layers": 1, "seq_len": 300, "hidden_dim": 256, "window": 100}

@@ -27,14 +27,20 @@ from transformers import (
     Gemma3TextConfig,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from codescent import models
@@ -89,6 +95,22 @@ def phi3(**changes: Any) -> Any:
     return random_(Phi3ForCausalLM(Phi3Config(**LLAMA | more | changes)))
 
 
+ROUTED: dict[str, Any] = {"num_experts_per_tok": 2, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+
+
+def mixtral(**changes: Any) -> Any:
+    return random_(MixtralForCausalLM(MixtralConfig(**LLAMA | ROUTED | {"num_local_experts": 5} | changes)))
+
+
+def qwen3_moe(**changes: Any) -> Any:
+    more = {"num_experts": 5, "moe_intermediate_size": 12, "head_dim": 6, "norm_topk_prob": True}
+    return random_(Qwen3MoeForCausalLM(Qwen3MoeConfig(**LLAMA | ROUTED | more | changes)))
+
+
+def olmoe(**changes: Any) -> Any:
+    return random_(OlmoeForCausalLM(OlmoeConfig(**LLAMA | ROUTED | {"num_experts": 5} | changes)))
+
+
 LONGROPE: dict[str, Any] = {"rope_type": "longrope", "rope_theta": 500.0, "factor": 4.0}
 LONGROPE |= {"long_factor": [1.5, 4.0], "short_factor": [1.0, 1.25]}
 TWO_BASES = {
@@ -117,6 +139,14 @@ MODELS: dict[str, Callable[[], Any]] = {
     "phi3": phi3,
     "phi3, a window": lambda: phi3(sliding_window=5, tie_word_embeddings=True),
     "phi3, partly": lambda: phi3(num_attention_heads=3, num_key_value_heads=1, partial_rotary_factor=0.75),
+    "mixtral": mixtral,
+    "mixtral, a window": lambda: mixtral(sliding_window=5, tie_word_embeddings=True),
+    "qwen3_moe": qwen3_moe,
+    "qwen3_moe, some layers": lambda: qwen3_moe(
+        num_hidden_layers=4, decoder_sparse_step=2, mlp_only_layers=[0, 1], norm_topk_prob=False, sliding_window=5
+    ),
+    "olmoe": olmoe,
+    "olmoe, normed": lambda: olmoe(norm_topk_prob=True, num_key_value_heads=1),
     "phi3, longrope": lambda: phi3(
         num_attention_heads=3,
         num_key_value_heads=3,
@@ -190,7 +220,7 @@ def test_a_family_that_is_not_known_is_refused_with_the_nearest(tmp_path: Path) 
     """Catches: a model that would be read as its relative, and computed otherwise."""
     qwen2().save_pretrained(tmp_path)
     for keys, message in (
-        ({"model_type": "qwen2_moe"}, r"model_type = 'qwen2_moe': known are .*; the nearest: qwen2"),
+        ({"model_type": "qwen2_moe"}, r"model_type = 'qwen2_moe': known are .*; the nearest: qwen3_moe, qwen2"),
         (
             {
                 "model_type": "qwen2",

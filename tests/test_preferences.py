@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import pytest
 import torch
+from codescent.train.initial import InitialValues
 from torch import Tensor
 
 from codescent import models, tasks
@@ -20,11 +21,8 @@ from codescent.config.sections import Data, Model, Train
 from codescent.data.loader import Batch
 from codescent.huggingface.folder import open_folder
 from codescent.models.part import Part
-from codescent.operators.head import head_loss
-from codescent.operators.token_losses import token_losses
 from codescent.plan.objective import Objective
-from codescent.tasks.preferences.samples import PreferenceSource, cut_to
-from codescent.train.initial import InitialValues
+from codescent.tasks.preferences.samples import PreferenceSource
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]  # what trl and transformers say of each other
 SIZES = {"vocab_size": 260, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
@@ -154,7 +152,9 @@ def tokenizer(folder: Path) -> Any:
     words = {f"t{number}": number for number in range(SIZES["vocab_size"])}
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="t1"))
     inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="t256", pad_token="t0", unk_token="t1")
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token="t256", pad_token="t0", unk_token="t1"
+    )
 
 
 def trainer(run: Run, train: Train) -> Any:

@@ -12,7 +12,7 @@ from codescent.strategies.strategy import Candidate
 def refusals(run: Candidate) -> Iterator[str]:
     """Why blocks of this plan are not compiled; a config that names them is refused for the same reasons."""
     kind = run.model.kind
-    if why := models.uncompiled(kind):
+    if why := models.uncompiled(kind, models.shape_of_facts(run.model)):
         yield f'model.kind = "{kind}" {why}'
     if run.mesh.pp > 1 and run.layout.schedule == "zero-bubble":
         yield 'parallel.schedule = "zero-bubble": compiled layers cannot delay the gradients of weights'

@@ -178,7 +178,7 @@ def _plan(config: Config, candidate: Candidate, tensors: tuple[TensorPlan, ...],
         schedule=schedule,
         seed=config.run.seed,
         update=candidate.update,
-        objective=_objective(config),
+        objective=objective_of(config),
         uncompiled=next(refusals(candidate), ""),
         ema=config.train.ema,
         ema_every=config.train.ema_every if config.train.ema else 1,
@@ -186,13 +186,14 @@ def _plan(config: Config, candidate: Candidate, tensors: tuple[TensorPlan, ...],
     return dataclasses.replace(plan, decides=decides(plan))
 
 
-def _objective(config: Config) -> Objective:
-    """What the run minimises: the loss of answers of its task, if it has one, else the cross-entropy of its targets."""
-    request = task_request(config)
+def objective_of(config: Config) -> Objective:
+    """What a run minimises: the loss of answers of its task, if it has one, else the cross-entropy of its targets."""
+    request, train = task_request(config), config.train
+    routers = {"balance_loss": train.balance_loss, "router_z_loss": train.router_z_loss}
     preference = tasks.task_of(request).preference(request)
     if preference is not None:
-        return Objective(preference=preference)
-    return Objective(config.train.label_smoothing, config.train.z_loss)
+        return Objective(preference=preference, **routers)
+    return Objective(train.label_smoothing, train.z_loss, **routers)
 
 
 def _placed(

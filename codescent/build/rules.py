@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from codescent import models, tasks
 from codescent.base.nearest import divisors, nearest_divisors, nearest_multiples
 from codescent.base.refusal import Change, Refusal, each
-from codescent.build import mup
+from codescent.build import experts, mup
 from codescent.build.resolve import Resolved
 from codescent.config.contradictions import contradictions
 from codescent.config.decided import undivided
@@ -156,6 +156,7 @@ def unsupported(config: Config, resolved: Resolved, candidate: Candidate) -> Ite
             [Change({"profile.active": 0}), Change({f"parallel.{key}": without})],
         )
     yield from mup.refusals(config)
+    yield from experts.refusals(config, resolved.shape, candidate)
     if config.train.ema:
         yield from _without_average(config, candidate)
     if config.train.cuda_graphs and (number := candidate.work.num_microbatches) > 1:
@@ -169,12 +170,13 @@ def unsupported(config: Config, resolved: Resolved, candidate: Candidate) -> Ite
             "step, and a graph replays equal sizes",
             [Change({"train.cuda_graphs": False}), Change({"data.documents": "joined"})],
         )
-    if config.train.cuda_graphs and (why := models.uncompiled(kind)):
+    why = models.uncompiled(kind, resolved.shape)
+    if config.train.cuda_graphs and why:
         yield Refusal(
             f'train.cuda_graphs = true: model.kind = "{kind}" {why}',
             [Change({"train.cuda_graphs": False})],
         )
-    if config.train.compile not in (None, "none") and (why := models.uncompiled(kind)):
+    if config.train.compile not in (None, "none") and why:
         yield Refusal(
             f'train.compile = "{config.train.compile}": model.kind = "{kind}" {why}',
             [Change({"train.compile": "none"})],

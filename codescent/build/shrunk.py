@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MODEL_AXES = ("tp", "cp", "pp")
 """These degrees never grow: matrices, sequences and layers would be cut finer than the user has asked for."""
-NEAREST = (*MODEL_AXES, "dp_shard", "dp_replicate")
+NEAREST = (*MODEL_AXES, "ep", "dp_shard", "dp_replicate")
 """Of two layouts with as many ranks, the one is taken whose first axis here is nearer to what it was."""
 DEGREES = frozenset(f"parallel.{axis}" for axis in AXES)
 
@@ -227,7 +227,7 @@ def _degrees(ranks: int, most: int) -> Iterator[int]:
 
 def _parts(mesh: Mesh) -> int:
     """Into how many parts weights or optimizer state may be cut."""
-    return mesh.tp * mesh.pp * mesh.dp_shard
+    return mesh.tp * mesh.pp * mesh.dp_shard * mesh.ep
 
 
 def _differing(before: Mapping[str, Scalar], after: Mapping[str, Scalar]) -> set[str]:

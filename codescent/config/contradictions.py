@@ -277,7 +277,7 @@ def _graph_contradictions(config: Config) -> Iterator[Contradiction]:
                 getattr(parallel, axis) > 1,
                 "a block then has messages, or activations of several passes",
             )
-            for axis in ("pp", "dp_shard", "cp", "tp")
+            for axis in ("pp", "dp_shard", "ep", "cp", "tp")
         },
     }
     for (section, name), (excludes, why) in others.items():

@@ -35,6 +35,7 @@ CHOSEN = (
     "parallel.pp",
     "parallel.dp_replicate",
     "parallel.dp_shard",
+    "parallel.ep",
     "parallel.cp",
     "parallel.tp",
     "train.microbatch_size",
@@ -51,7 +52,7 @@ file gives. The degrees of the mesh come first, outermost first."""
 
 
 class Parallel(Section):
-    """How the ranks divide the work. World size = pp x dp_replicate x dp_shard x cp x tp."""
+    """How the ranks divide the work. World size = pp x dp_replicate x dp_shard x ep x cp x tp."""
 
     ranks: int = key(1, "ranks that `codescent train` starts on this machine, unless a launcher started it", ge=1)
     layout: Literal["given", "auto"] = key(
@@ -88,6 +89,7 @@ class Parallel(Section):
         le=3,
         only=at_least("parallel.dp_shard", 2),
     )
+    ep: int = key(1, "ranks that divide the experts of each layer, each with its part of the batch", ge=1)
     cp: int = key(1, "ranks that divide each sequence (context parallelism)", ge=1)
     context: Literal["ring", "all-gather"] = key(
         "ring", "how the cp ranks exchange keys and values", only=at_least("parallel.cp", 2)

@@ -187,6 +187,33 @@ class Model(Section):
         "activation of the MLP: relu or gelu (transformer), silu or gelu of the gate (llama; Gemma has gelu); auto: "
         "relu, in a llama silu"
     )
+    num_experts: int | None = auto(
+        "experts of a layer, in place of one MLP (llama, as in Mixtral; codescent docs experts); auto: none",
+        ge=2,
+        le=100_000,
+    )
+    experts_per_token: int | None = auto(
+        "of how many experts each token is computed, those with the largest scores of the router",
+        ge=1,
+        only=given("model.num_experts"),
+    )
+    expert_dim: int | None = auto("hidden channels of an expert; auto: ffn_dim", ge=1, only=given("model.num_experts"))
+    dense_layers: int | None = auto(
+        "so many first layers have no experts; auto: all have", ge=1, only=given("model.num_experts")
+    )
+    expert_every: int | None = auto(
+        "every so-many-th layer has experts; auto: every one", ge=1, only=given("model.num_experts")
+    )
+    route_norm: bool | None = auto(
+        "the weights of a token's experts are divided by their sum (Mixtral; not OLMoE); auto: true",
+        only=given("model.num_experts"),
+    )
+    capacity_factor: float | None = auto(
+        "an expert takes at most so many times its share of the choices of each sample, and drops the others; auto: it "
+        "takes all",
+        gt=0,
+        only=given("model.num_experts"),
+    )
     causal: bool | None = auto("a target position attends to no later position (transformer); auto: true")
     embedding: Literal["tied", "untied", "none"] | None = auto(
         "embedding matrices (transformer): tied: one for source, target and head; untied: three; none: source and "
@@ -375,6 +402,17 @@ class Train(Section):
     )
     rejected_weight: float = key(
         1.0, "factor of the losses of answers that are not wanted (kto)", ge=0, only=one_of("train.preference", "kto")
+    )
+    balance_loss: float = key(
+        0.0,
+        "coefficient of the loss by which routers load experts equally, of each sample and layer, in training "
+        "(codescent docs experts); 0: none; Mixtral: 1e-2",
+        ge=0,
+    )
+    router_z_loss: float = key(
+        0.0,
+        "coefficient of the z-loss of routers, the square of log Z of their scores, in training; 0: none; ST-MoE: 1e-3",
+        ge=0,
     )
     device: Literal["auto", "cpu", "cuda", "xpu", "mps"] = key(
         "auto", "auto: the first of cuda (NVIDIA, and AMD by ROCm), xpu (Intel) and mps (Apple) that there is, else cpu"

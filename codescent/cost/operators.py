@@ -14,6 +14,8 @@ from codescent.plan.flops import recomputed_rows
 from codescent.plan.operators import LayerOperator
 
 PRODUCT, ATTENTION, ELEMENTWISE = "product", "attention", "element-wise"
+EXPERTS = (Role.EXPERT_COLUMN, Role.EXPERT_ROW)
+"""Roles of the matrices of experts, whose second dim counts experts."""
 _BLOCK = re.compile(r"blocks\.\d+\.")
 
 
@@ -105,9 +107,13 @@ def _product(
     parameter, ends = tensor.parameter, depth > plan.model.num_layers
     if len(parameter.shape) < 2 or parameter.role is Role.POSITION or (parameter.role is Role.VOCAB and not ends):
         return
-    rows, (*outputs, inputs) = _rows(plan, parameter, depth), _local(plan, tensor, rank)
+    (*outputs, inputs), matrices = _local(plan, tensor, rank), 1
+    rows = _rows(plan, parameter, depth)
+    if parameter.role in EXPERTS:  # each expert of a rank reads its rows of all ranks that share the experts
+        matrices = outputs[1]
+        rows = round(rows * parameter.read_by * parameter.shape[1] / matrices)
     flops = 2.0 * rows * inputs * math.prod(outputs)
-    elements = rows * inputs + inputs * math.prod(outputs) + rows * math.prod(outputs)
+    elements = rows * matrices * inputs + inputs * math.prod(outputs) + rows * math.prod(outputs)
     gradients = float(of_input + parameter.trained)  # of the input, and of the matrix
     # The head computes its gradients in forward, while it has the logits; of answers that are compared in backward,
     # where it computes the logits again.

@@ -234,9 +234,10 @@ class StageTime:
 def sends_layers(record: Traffic) -> bool:
     """Whether a collective sends parts of layers, for each micro-batch: not weights, and not their gradients.
 
-    Ranks of tp and cp compute the same samples. What those of cp sum are gradients.
+    Ranks of tp and cp compute the same samples. What those of cp and ep sum are gradients.
     """
-    return record.axis == "tp" or (record.axis == "cp" and record.collective is not Collective.ALL_REDUCE)
+    sums = record.collective is Collective.ALL_REDUCE
+    return record.axis == "tp" or (record.axis in ("cp", "ep") and not sums)
 
 
 def _unit(record: Traffic) -> object:

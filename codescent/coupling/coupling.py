@@ -50,7 +50,7 @@ class StepSums:
         earlier: the sums of steps that have become complete with this one, before it: see `Step.sums` of pushes.py.
         late: portions that came too late, and did not count.
         culprit: 1 more than the rank that alone gave what is not finite; 0: none, several, or nobody knows.
-        measured: how many of the values are of measures (`Plan.measured`).
+        measures: names of the means of which the values have sum and number (`Objective.measures`).
     """
 
     values: torch.Tensor
@@ -60,7 +60,7 @@ class StepSums:
     earlier: Sequence[Sequence[float]] = ()
     late: int = 0
     culprit: int = 0
-    measured: int = 0
+    measures: tuple[str, ...] = ()
 
 
 class Present(Protocol):
@@ -85,7 +85,7 @@ class Present(Protocol):
 
     def own(self) -> torch.Tensor:
         """This rank's loss, if it is counted, whether it was asked to stop, and the measures of its samples, if they
-        are counted; fp64, [2 + `Plan.measured`]."""
+        are counted; fp64, [2 + `Plan.objective_sums`]."""
 
 
 class Coupling:
@@ -140,7 +140,7 @@ class Coupling:
 
     def agree(self, square: torch.Tensor) -> torch.Tensor:
         """Sum what the ranks have of their own (`Present.own`), and this rank's squared norm, over those who update
-        together: [SCALARS + `Plan.measured`]."""
+        together: [SCALARS + `Plan.objective_sums`]."""
         return self._with_own(square, self.everyone)
 
     def _with_own(self, square: torch.Tensor, axis: str) -> torch.Tensor:
@@ -152,7 +152,7 @@ class Coupling:
 
     def result(self, number: int) -> StepSums:
         """What is known when step `number` (from 0) is done."""
-        return StepSums(self.at.sums, self.at.portion.losses, number + 1, measured=self.plan.measured)
+        return StepSums(self.at.sums, self.at.portion.losses, number + 1, measures=self.plan.objective.measures)
 
     # --- between steps
 

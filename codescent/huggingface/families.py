@@ -6,12 +6,15 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
+from codescent.huggingface.experts import MIXTRAL, OLMOE, QWEN, ExpertKeys
+from codescent.huggingface.experts import NONE as NO_EXPERTS
 from codescent.huggingface.kind import COMMON_IGNORED, Kind, Settings, is_true
 from codescent.huggingface.llama import axes, rows
-from codescent.huggingface.positions import PARTIAL, PLAIN, TWO_BASES, RotaryKeys
-from codescent.huggingface.windows import ALWAYS, CHOSEN, NEVER, Windows, alternating
+from codescent.huggingface.positions import LONG_WAVES, PARTIAL, PLAIN, TWO_BASES, RotaryKeys
+from codescent.huggingface.windows import ALL_CHOSEN, ALWAYS, CHOSEN, NEVER, Windows, alternating
 from codescent.models.llama.declare import LlamaShape
 
 
@@ -29,6 +32,7 @@ class Family:
         fixed: keys with one supported value, beside those of all families.
         windows: which layers have a sliding window.
         positions: how config.json says rotary positions.
+        experts: how it says experts.
         inert: see `Kind`.
     """
 
@@ -42,14 +46,17 @@ class Family:
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     windows: Windows = NEVER
     positions: RotaryKeys = PLAIN
+    experts: ExpertKeys = NO_EXPERTS
     inert: str = ""
 
     def read(self, settings: Settings) -> tuple[dict[str, Any], list[str]]:
         """See `Kind.read`: traits, tied head, head size, windows, and rotary positions."""
         windows, problems = self.windows.read(settings)
+        experts, more = self.experts.read(settings)
+        problems += more
         channels = settings.get("head_dim", self.head_dim)
         tied = is_true(settings, "tie_word_embeddings") if "tie_word_embeddings" in settings else self.tied
-        found = {"tie_head": tied, **self.traits, **windows}
+        found = {"tie_head": tied, **self.traits, **windows, **experts}
         if channels is not None and (type(channels) is not int or channels < 1):
             problems.append(f"head_dim = {channels!r}: not a size")
         elif channels is not None:
@@ -71,6 +78,7 @@ class Family:
     def write(self, shape: LlamaShape) -> dict[str, Any]:
         """See `Kind.write`."""
         found = {"head_dim": shape.head_dim, "tie_word_embeddings": shape.tie_head, **self.positions.write(shape)}
+        found |= self.experts.write(shape)
         found |= {key: _written(getattr(shape, size)) for size, (key, _) in self.sized.items()}
         if "score_dim" in self.sized:
             found[self.sized["score_dim"][0]] = shape.score_dim or shape.head_dim
@@ -84,7 +92,7 @@ class Family:
         given |= self.traits
         windows = (self.windows.some or not shape.full_every) and (self.windows is not NEVER or not shape.window)
         alike = all(getattr(shape, name) == value for name, value in given.items())
-        return alike and windows and self.positions.fits(shape)
+        return alike and windows and self.positions.fits(shape) and self.experts.fits(shape)
 
     def words(self) -> str:
         """The traits in words, for messages."""
@@ -93,6 +101,7 @@ class Family:
     def _words(self) -> Iterator[str]:
         yield from (f"{name} = {value}" for name, value in self.traits.items())
         yield from (f"any {name}" for name in self.sized)
+        yield from self.experts.words()
 
     def defaults(self, settings: Settings) -> dict[str, Any]:
         """See `Kind.defaults`. Where transformers reads null as the number of heads, a missing key may be another."""
@@ -114,17 +123,24 @@ class Family:
             sizes=_SIZES,
             fixed={**_SILU, "attention_dropout": (0.0,), **self.fixed},
             ignored=COMMON_IGNORED + "pretraining_tp",
-            rows=rows,
+            rows=partial(rows, experts=self.experts),
             axes=axes,
             read=self.read,
             write=self.write,
-            handled=(*self.positions.handled, "head_dim", "tie_word_embeddings", *sized, *windows),
+            handled=(
+                *self.positions.handled,
+                "head_dim",
+                "tie_word_embeddings",
+                *sized,
+                *windows,
+                *self.experts.handled,
+            ),
             fits=self.fits,
             defaults=self.defaults,
             buffers=r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
             tied={"lm_head.weight": "model.embed_tokens.weight"},
             fresh=("head.weight",),
-            free=("dropout", "seq_len", "fused"),
+            free=("dropout", "seq_len", "fused", "capacity_factor"),
             inert=self.inert,
             neutral=_NEUTRAL,
         )
@@ -228,6 +244,33 @@ FAMILIES = (
         windows=replace(ALWAYS, default=None),
         positions=PARTIAL,
         inert="full_attn_mod interpolate_factor",
+    ),
+    Family(
+        "mixtral",
+        "MixtralForCausalLM",
+        missing={"num_kv_heads": 8, "norm_eps": 1e-5},
+        fixed={"router_jitter_noise": (0.0,)},
+        windows=replace(ALWAYS, default=None),
+        positions=LONG_WAVES,
+        experts=MIXTRAL,
+    ),
+    Family(
+        "qwen3_moe",
+        "Qwen3MoeForCausalLM",
+        {"qk_norm": "head"},
+        {"num_kv_heads": 4},
+        fixed=_NO_BIAS,
+        windows=ALL_CHOSEN,
+        experts=QWEN,
+        inert="max_window_layers",
+    ),
+    Family(
+        "olmoe",
+        "OlmoeForCausalLM",
+        {"qk_norm": "all"},
+        missing={"norm_eps": 1e-5},
+        fixed={**_NO_BIAS, "clip_qkv": (None,)},
+        experts=OLMOE,
     ),
 )
 """Export writes the first one that fits a shape."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from codescent.huggingface.correspond import Row, Theirs, same
+from codescent.huggingface.experts import NONE, ExpertKeys
 from codescent.models.llama.declare import LlamaShape
 
 _BLOCK, _THEIRS = "blocks.#", "model.layers.#"
@@ -23,14 +24,15 @@ _NORMS = {
 """Their names of our norms, by `LlamaShape.norm`."""
 
 
-def rows(shape: LlamaShape) -> tuple[Row, ...]:
+def rows(shape: LlamaShape, experts: ExpertKeys = NONE) -> tuple[Row, ...]:
     """The table of a shape's parameters.
 
     Letters of dims: v vocabulary, d hidden_dim, o outputs, i inputs, f ffn_dim; u gate and up. Attention: g groups; e
     heads of a group (its queries, key, value); q query heads of a group; k channels of a head. In codescent the two
     channels of a rotary pair are adjacent; in Hugging Face they are half of the channels that turn apart.
 
-    With `shape.fused` queries, keys and values are one matrix, and so are gates and values of the feed-forward.
+    `experts`: how the family names experts. With `shape.fused` queries, keys and values are one matrix, and so are
+    gates and values of the feed-forward.
     """
     ffn = shape.ffn_dim
     halves = [("gate_proj", (0, 0)), ("up_proj", (0, 0))]
@@ -51,6 +53,7 @@ def rows(shape: LlamaShape) -> tuple[Row, ...]:
                 for half, (name, rows) in enumerate(halves)
             ),
         ),
+        *experts.rows(shape, _BLOCK, _THEIRS),
         same(f"{_BLOCK}.mlp.down.weight", f"{_THEIRS}.mlp.down_proj.weight", "o i"),
         same("norm.weight", "model.norm.weight", "d"),
         same("head.weight", "lm_head.weight", "v d"),

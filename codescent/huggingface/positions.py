@@ -26,11 +26,13 @@ class RotaryKeys:
         more: keys that it reads, beside those of `rope`.
         two_bases: whether layers with a window have a base of their own, and no scaling.
         partial: whether a part of each head's channels may turn. Then longrope is the only scaling.
+        theta: the base where config.json has none; None: that of `LlamaShape`.
     """
 
     more: Collection[str] = ()
     two_bases: bool = False
     partial: bool = False
+    theta: float | None = None
 
     @property
     def handled(self) -> Collection[str]:
@@ -44,7 +46,7 @@ class RotaryKeys:
             return {}, [rope.NO_OBJECT]
         found: dict[str, Any] = {}
         problems: list[str] = []
-        theta = settings.get("rope_theta")
+        theta = settings.get("rope_theta", self.theta)
         if self.two_bases:
             local = {"rope_theta": settings.get(_LOCAL, _THETAS["sliding_attention"])}
             if not given.keys().isdisjoint(_THETAS):  # transformers 5
@@ -95,3 +97,5 @@ TWO_BASES = RotaryKeys((_LOCAL,), two_bases=True)
 """Gemma 3."""
 PARTIAL = RotaryKeys((_SHARE,), partial=True)
 """Phi-3 and Phi-4."""
+LONG_WAVES = RotaryKeys(theta=1_000_000.0)
+"""Mixtral."""

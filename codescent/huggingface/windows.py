@@ -92,6 +92,14 @@ def alternating(every: int, *keys: str) -> Windows:
 NEVER = Windows((), lambda _, layers: [True] * layers, lambda _: {}, default=None, some=False)
 ALWAYS = Windows((), lambda _, layers: [False] * layers, lambda _: {}, some=False)
 """All layers, unless `sliding_window` is null."""
+ALL_CHOSEN = Windows(
+    ("use_sliding_window",),
+    lambda _, layers: [False] * layers,
+    lambda shape: {"use_sliding_window": shape.window > 0},
+    used="use_sliding_window",
+    some=False,
+)
+"""All layers, if `use_sliding_window` says so (Qwen 3 with experts)."""
 CHOSEN = Windows(
     ("use_sliding_window", "max_window_layers", "layer_types"), _from_layer, _write_chosen, used="use_sliding_window"
 )

@@ -81,9 +81,9 @@ def generates(kind: str) -> bool:
     return _known(kind).generates
 
 
-def uncompiled(kind: str) -> str:
-    """Why torch.compile is not verified for a kind; "": it is."""
-    return _known(kind).uncompiled
+def uncompiled(kind: str, shape: Shape) -> str:
+    """Why torch.compile is not verified for a model, in words behind its kind; "": it is."""
+    return _known(kind).uncompiled or shape.uncompiled
 
 
 def own_tasks(kind: str) -> tuple[str, ...]:
@@ -203,6 +203,8 @@ def facts_of(
         full_every=shape.full_every,
         score_cap=shape.score_cap,
         logit_cap=shape.logit_cap,
+        num_experts=shape.num_experts,
+        expert_rows=shape.expert_rows(shape.seq_len if seq_len is None else seq_len),
     )
 
 

@@ -4,6 +4,8 @@ Does not run the blocks: the `forward` of each kind of model runs them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
@@ -12,6 +14,7 @@ from codescent.base.unfilled import Unfilled
 from codescent.models.shape import Shape
 from codescent.operators import products
 from codescent.operators.dropout import sample_keys, site_keys
+from codescent.operators.experts import Router
 from codescent.operators.head import Vocabulary
 from codescent.operators.linear import Deferred
 from codescent.operators.preferences import Answers, WholeSamples, preference_loss, sums_of
@@ -47,13 +50,15 @@ class Part(nn.Module):
         norm: the norm before the head.
         head_factor: see `for_head`.
         objective: what training minimises. In evaluation mode the losses are plain cross-entropies, or preferences.
-        measured: of the last pass with preferences: the sums of its measures, each with the number of terms, [Q, 2].
+        objective_sums: of the last pass with preferences: the sums of its measures, each with the number of terms, [Q, 2].
         vocabulary: computes the embedding and the loss from the vocabulary matrix.
         sample_sums: adds what ranks have computed of other positions of the same samples.
         tokens_T: the positions of each sample whose tokens this rank reads; None: all.
         rows_T: the positions of each sample whose rows are in the residual stream of this rank; None: all.
         losses_per_sample: number of losses of every sample; None: it varies, or nobody has said it.
         deferred: weight gradients that backward has deferred; None: backward computes all gradients at once.
+        routers: the routers of its layers of experts, by the number of the layer.
+        measured: what strategies have measured in the last step, by metrics column: of all ranks, on the device.
         tables: what its forward reads beside parameters, such as the frequencies of rotary positions.
     """
 
@@ -63,6 +68,7 @@ class Part(nn.Module):
     tok: nn.Embedding
     norm: nn.Module
     tables: tuple[Table, ...] = ()
+    routers: Mapping[int, Router] = {}
 
     def __init__(
         self, shape: Shape, head_chunk_tokens: int = 1024, device: str = "meta", depths: range | None = None
@@ -74,13 +80,14 @@ class Part(nn.Module):
         self.layers = [depth - 1 for depth in depths if 1 <= depth <= shape.num_layers]
         self.head_factor = 1.0 / shape.growth.width
         self.objective = CROSS_ENTROPY
-        self.measured: Tensor | None = None
+        self.objective_sums: Tensor | None = None
         self.vocabulary = Vocabulary()
         self.sample_sums = WholeSamples()
         self.tokens_T: Tensor | None = None
         self.rows_T: Tensor | None = None
         self.losses_per_sample: int | None = None
         self.deferred: Deferred | None = None
+        self.measured: Mapping[str, Tensor] = {}
         self._dropout_keys_SB: Tensor | None = None
         with (
             torch.device("meta"),
@@ -206,8 +213,8 @@ class Part(nn.Module):
         if preference.referenced and answers.references_BK is None and not self.training:
             return sums_BK
         ranks = self.sample_sums.ranks
-        loss, measured = preference_loss(sums_BK, answers, preference)
-        self.measured = measured / ranks
+        loss, sums = preference_loss(sums_BK, answers, preference)
+        self.objective_sums = sums / ranks
         return scaled_gradient(loss / ranks, loss_scale * ranks)
 
 

@@ -48,6 +48,9 @@ class Shape:
         refuses: mesh axes that the model does not support, each with the reason; with tp > 1 also keys of [parallel].
         refuses_values: values of keys of [parallel] that it does not support, each with the reason as a clause.
         needs_weights: why its initial values cannot be random; "": they can.
+        num_experts: experts of a layer that has them in place of one feed-forward; 0: no layer has.
+        undivided_axes: mesh axes along which the model has nothing to divide.
+        uncompiled: why torch.compile does not compile its blocks, in words behind the kind; "": it may.
     """
 
     num_layers: int
@@ -72,8 +75,8 @@ class Shape:
     score_dim: int = 0
     mup_base_dim: int = 0
     mup_base_head_dim: int = 0
+    num_experts: int = 0
     refuses: ClassVar[Mapping[str, str]] = {}
-    refuses_values: ClassVar[Mapping[str, tuple[tuple[object, ...], str]]] = {}
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @classmethod
@@ -137,6 +140,25 @@ class Shape:
         return self.vocab_size
 
     @property
+    def undivided_axes(self) -> tuple[str, ...]:
+        """See the class."""
+        return () if self.num_experts else ("ep",)
+
+    def expert_rows(self, positions: int) -> int:
+        """Rows of all experts of a layer that has some, of a sample of so many positions."""
+        return 0
+
+    @property
+    def refuses_values(self) -> Mapping[str, tuple[tuple[object, ...], str]]:
+        """See the class."""
+        return {}
+
+    @property
+    def uncompiled(self) -> str:
+        """See the class."""
+        return ""
+
+    @property
     def needs_weights(self) -> str:
         """See the class."""
         return ""
@@ -185,6 +207,8 @@ class Kind:
         generates: whether its models can generate text (see models/generate).
         encodes: whether its models read a text as a whole, so that their states describe it (embeddings).
         separates: whether its models keep the documents of a sample apart (see data/documents).
+        num_experts: experts of a layer that has them in place of one feed-forward; 0: no layer has.
+        undivided_axes: mesh axes along which the model has nothing to divide.
         uncompiled: why torch.compile is not verified for this kind; "": it is verified.
         parts: fields of the shape that are no sizes themselves: the sizes that users give for each of them instead.
     """

@@ -29,7 +29,8 @@ class FlopFormula(StrEnum):
 class StepFlops:
     """Model FLOPs of one step, summed over all ranks.
 
-    N counts each parameter once, without an embedding matrix that is not also the matrix of the head.
+    N counts each parameter once, without an embedding matrix that is not also the matrix of the head. Of experts it
+    counts those that a token is routed to (Fedus et al. 2021, "Switch Transformers", section 2).
 
     Attributes:
         dense_flops: 6 N per token: forward 2 N, backward 4 N, without attention (Kaplan et al. 2020, section 2.1).
@@ -83,7 +84,7 @@ def step_flops(
     """
 
     def macs(some: Iterable[Parameter]) -> float:
-        return sum(parameter.numel * _positions(model, task, work, parameter) for parameter in some)
+        return sum(p.numel * p.read_by * _positions(model, task, work, p) for p in some)
 
     read = [p for p in parameters if p.role is not Role.VOCAB or p.depths != (0,)]
     trained = [p for p in read if p.trained]
@@ -124,11 +125,11 @@ def recomputed_rows(held: Iterable[Parameter], dropout: float) -> list[Parameter
     last: dict[int, str] = {}  # by depth: the latest output so far
     for parameter in held:
         depth = parameter.depths[0]
-        if parameter.role is Role.ROW:
+        if parameter.role in (Role.ROW, Role.EXPERT_ROW):
             rows.append(parameter)
             needed[parameter.name] = dropout > 0
             last[depth] = parameter.name
-        elif parameter.role in (Role.NORM, Role.COLUMN) and depth in last:
+        elif parameter.role in (Role.NORM, Role.COLUMN, Role.ROUTER) and depth in last:
             needed[last[depth]] = True
     return [parameter for parameter in rows if needed[parameter.name]]
 

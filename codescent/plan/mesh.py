@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-AXES: tuple[str, ...] = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+from codescent.plan.brief import brief
+
+AXES: tuple[str, ...] = ("pp", "dp_replicate", "dp_shard", "ep", "cp", "tp")
 """Mesh axes, outermost first: neighbours on the last axis are neighbouring ranks, so tp stays inside a node."""
 MOST_RANKS = 1_000_000
 """More than anybody has. A file that names more ranks is damaged."""
@@ -27,6 +29,7 @@ class Mesh:
     pp: int = 1
     dp_replicate: int = 1
     dp_shard: int = 1
+    ep: int = brief(1)
     cp: int = 1
     tp: int = 1
 
@@ -53,8 +56,8 @@ class Mesh:
 
     @property
     def dp(self) -> int:
-        """Number of parts of the global batch: the product of both data-parallel degrees."""
-        return self.dp_replicate * self.dp_shard
+        """Number of parts of the global batch: the product of the degrees whose ranks read other samples."""
+        return self.dp_replicate * self.dp_shard * self.ep
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Index of `rank` on each axis."""
@@ -70,7 +73,7 @@ class Mesh:
     def dp_index(self, rank: int) -> int:
         """Index of the part of the global batch that `rank` computes, 0 <= index < dp."""
         place = self.coordinates(rank)
-        return place["dp_replicate"] * self.dp_shard + place["dp_shard"]
+        return (place["dp_replicate"] * self.dp_shard + place["dp_shard"]) * self.ep + place["ep"]
 
     def group(self, axis: str, rank: int) -> tuple[int, ...]:
         """Ranks that have the coordinates of `rank` on all other axes, in the order of `axis`."""

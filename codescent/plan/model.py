@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import TypeVar
 
 from codescent.plan.brief import brief
 
+T = TypeVar("T")
 Size = int | float | bool | str
 """A size or an option of a model in the config."""
 
@@ -78,6 +80,8 @@ class ModelFacts:
         full_every: with a window: every so-many-th layer has none; 0: all have it.
         score_cap: soft cap of the scores of attention; 0: none.
         logit_cap: soft cap of the logits; 0: none.
+        num_experts: experts of a layer that has some; 0: none has.
+        expert_rows: rows of all experts of such a layer, of one sample.
     """
 
     kind: str
@@ -99,6 +103,8 @@ class ModelFacts:
     full_every: int = brief(0)
     score_cap: float = brief(0.0)
     logit_cap: float = brief(0.0)
+    num_experts: int = brief(0)
+    expert_rows: int = brief(0)
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -111,12 +117,12 @@ def windows_of(layers: int, window: int, full_every: int) -> tuple[int, ...]:
     return tuple(0 if full_every and layer % full_every == 0 else window for layer in range(1, layers + 1))
 
 
-def runs_of(windows: Sequence[int]) -> Iterator[tuple[tuple[int, int], int]]:
-    """Depths [first, end) of layers with the same window that follow each other, and this window."""
+def runs_of(traits: Sequence[T]) -> Iterator[tuple[tuple[int, int], T]]:
+    """Depths [first, end) of layers with the same trait that follow each other, such as a window, and this trait."""
     depth = 1
-    for window, alike in groupby(windows):
+    for trait, alike in groupby(traits):
         count = len(list(alike))
-        yield (depth, depth + count), window
+        yield (depth, depth + count), trait
         depth += count
 
 

@@ -1,13 +1,13 @@
 """In: nothing. Out: the dataclasses Objective (what a run minimises) and Preference (a loss that compares answers).
-Does not compute a loss (operators/softmax.py, operators/preferences.py and the heads do)."""
+Does not compute a loss (operators/softmax.py, operators/preferences.py, operators/routing.py and the heads do)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 
-from codescent.plan.brief import BRIEF
+from codescent.plan.brief import brief
 
 BETAS: Mapping[str, float] = MappingProxyType({"dpo": 0.1, "ipo": 0.1, "kto": 0.1, "orpo": 0.1, "simpo": 2.0})
 """The losses of preferences, each with the beta that a run has if it gives none."""
@@ -67,12 +67,17 @@ class Objective:
     Inception Architecture", section 7). The second is the z-loss (Chowdhery et al. 2022, "PaLM", section 5). With the
     defaults it is the plain cross-entropy.
 
-    With `preference` it is the loss of the answers of a sample instead, and the two others have no effect.
+    With `preference` it is the loss of the answers of a sample instead, and label smoothing and z-loss have no effect.
+
+    `balance_loss` and `router_z_loss` are coefficients of the losses that routers of experts add, in each layer
+    (operators/routing.py). They have gradients, but are not part of the loss that a run reports.
     """
 
     label_smoothing: float = 0.0
     z_loss: float = 0.0
-    preference: Preference | None = field(default=None, metadata={BRIEF: True})
+    balance_loss: float = brief(0.0)
+    router_z_loss: float = brief(0.0)
+    preference: Preference | None = brief(None)
 
     @property
     def validated(self) -> Objective:

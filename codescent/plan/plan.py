@@ -193,7 +193,7 @@ class Plan:
         return self.mesh.coordinates(rank)["tp"] == 0
 
     @property
-    def measured(self) -> int:
+    def objective_sums(self) -> int:
         """Values of the measures of the objective, summed with the scalars of a step: a sum and a count of each."""
         return 2 * len(self.objective.measures)
 
@@ -244,6 +244,8 @@ class Plan:
             "train.label_smoothing": self.objective.label_smoothing,
             "train.z_loss": self.objective.z_loss,
             **self._preference(),
+            "train.balance_loss": self.objective.balance_loss,
+            "train.router_z_loss": self.objective.router_z_loss,
             "train.ema": self.ema,
             "train.ema_every": self.ema_every,
             **{f"optimizer.{name}": value for name, value in update.items()},

@@ -38,6 +38,9 @@ class Role(StrEnum):
     ADAPTER = "adapter"  # the replicated matrix of an adapter; each rank has a partial gradient
     ADAPTER_COLUMN = "adapter_column"  # matrix B of the adapter of a COLUMN matrix; split along the outputs
     ADAPTER_ROW = "adapter_row"  # matrix A of the adapter of a ROW matrix; split along the inputs
+    EXPERT_COLUMN = "expert_column"  # the first matrices of all experts, [outputs, experts, ...]: split along both dims
+    EXPERT_ROW = "expert_row"  # the second matrices of all experts, [inputs, experts, outputs]: split along both dims
+    ROUTER = "router"  # scores of experts: replicated; each rank of tp has a partial gradient
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Parameter:
         alternating: the parameter holds several matrices: so many rows of the first, so many of the second, and so on;
             then again from the first, to the last row. All dims but the last count rows. Empty: it is one matrix.
         fixed: it is a vector whose length does not follow the width of the model: a bias of logits.
+        read_by: the share of the positions that reads an element: of experts those that are routed to one of them.
     """
 
     name: str
@@ -64,6 +68,7 @@ class Parameter:
     trained: bool = True
     alternating: tuple[int, ...] = ()
     fixed: bool = brief(False)
+    read_by: float = brief(1.0)
 
     @property
     def matrices(self) -> tuple[tuple[int, int], ...]:

@@ -23,6 +23,7 @@ from codescent.base.json_damage import json_problem
 from codescent.base.own_names import PLAN_FILE
 from codescent.base.published import in_words, published
 from codescent.base.reading import MOST_BYTES, read_bytes, read_text
+from codescent.plan.measured import measured_columns
 from codescent.record import memory, ranks
 from codescent.record.beginning import ANOTHER, MAKING, delete_new, refuse_taken, write_beside_jobs, write_new
 from codescent.record.beginning import CHECKPOINTS as CHECKPOINTS
@@ -31,7 +32,6 @@ from codescent.record.beginning import JOBS as JOBS
 from codescent.record.corpora import columns_of
 from codescent.record.lease import CLOCK, LEASE_S, Lease
 from codescent.record.lines import append, forward, user_errors
-from codescent.record.measures import measures_of
 from codescent.record.rows import FINITE, METRICS_CSV, METRICS_JSONL, TIME, WHOLE, Kind, Rows, json_line, strict
 
 METRICS: tuple[str, ...] = (
@@ -100,15 +100,15 @@ class RunFolder:
         path: the current path of the folder.
         config_text: the resolved config at the start of the run, as TOML.
         plan: the plan at the start of the run, as JSON data, without the format number.
-        columns: names of the columns of the metrics: METRICS, of a mixture those of each corpus, and those of what the
-            objective measures beside the loss.
+        columns: names of the columns of the metrics: METRICS, of a mixture those of each corpus, those of what the model
+            and the objective measure beside the loss.
         listeners: functions that are called with "metrics" and each row, or "event" and each event, once it is written.
     """
 
     def __init__(self, path: Path, config_text: str, plan: dict[str, Any]) -> None:
         self.path, self.config_text, self.plan = path, config_text, plan
         self.listeners: list[Callable[[str, Mapping[str, Any]], object]] = []
-        self.columns = (*METRICS, *columns_of(plan), *measures_of(plan))
+        self.columns = _columns(plan)
         self._rows = Rows(path, self.columns, KINDS)
         self._memory = memory.Changes(path)
         self._held: list[int] = []  # open descriptors of the folder and the lock file, while this process writes
@@ -137,7 +137,7 @@ class RunFolder:
         """
         path = Path(path)
         refuse_taken(path)
-        header = ",".join((*METRICS, *columns_of(plan), *measures_of(plan))) + "\n"
+        header = ",".join(_columns(plan)) + "\n"
         texts = {METRICS_CSV: header, METRICS_JSONL: "", EVENTS: "", PLAN: _plan_text(plan), CONFIG: config_toml}
         run = cls(path, config_toml, _without_format(json.loads(texts[PLAN])))
         try:
@@ -404,6 +404,10 @@ class RunFolder:
 
 def _plan_text(plan: Mapping[str, Any]) -> str:
     return json.dumps({"format": FORMAT, **plan}, indent=1) + "\n"
+
+
+def _columns(plan: Mapping[str, Any]) -> tuple[str, ...]:
+    return (*METRICS, *columns_of(plan), *measured_columns(plan))
 
 
 def _without_format(plan: Mapping[str, Any]) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def awaited(at: Instruction, plan: Plan) -> Doing:
     passes = at.verb in (Verb.FORWARD, Verb.BACKWARD, Verb.BACKWARD_INPUT)
     if plan.mesh.pp == 1 or not (passes or at.verb in (*SENDS, *RECEIVES)):
         return Doing.COLLECTIVE
-    sums = passes and any(plan.mesh.degree(axis) > 1 for axis in ("tp", "cp", "dp_shard"))
+    sums = passes and any(plan.mesh.degree(axis) > 1 for axis in ("tp", "cp", "ep", "dp_shard"))
     return Doing.RANK if sums else Doing.MESSAGE  # a stage that waits for both is not told apart
 
 

@@ -11,6 +11,8 @@ from codescent.plan.activations import RECOMPUTES, SavedTensor, settled
 from codescent.plan.operators import LayerOperator
 from codescent.strategies.context_parallel import ContextParallel
 from codescent.strategies.ddp import DDP
+from codescent.strategies.expert_loads import ExpertLoads
+from codescent.strategies.expert_parallel import ExpertParallel
 from codescent.strategies.gossip import Gossip
 from codescent.strategies.local_sgd import LocalSGD
 from codescent.strategies.muon import Muon
@@ -27,6 +29,7 @@ from codescent.strategies.zero import Zero
 ORDER = (
     ContextParallel(),
     TensorParallel(),
+    ExpertParallel(),
     Recompute(),
     Zero(),
     DDP(),
@@ -38,6 +41,7 @@ ORDER = (
     Gossip(),
     PairAveraging(),
     ParameterServer(),
+    ExpertLoads(),
 )
 """From inner to outer: a strategy receives the module, and its tensors' placements, from the strategy before it."""
 

@@ -10,7 +10,7 @@ from codescent.base.counted import counted
 from codescent.plan import AXES, DTYPE_BYTES, ROUND_SCALARS, SCALARS, Collective, Plan, TensorPlan, Traffic, Verb
 from codescent.plan.wire import Wire
 
-DATA = ("dp_replicate", "dp_shard", "cp")
+DATA = ("dp_replicate", "dp_shard", "ep", "cp")
 """The axes over which gradients are summed."""
 
 

@@ -129,7 +129,7 @@ def near_meshes(candidate: Candidate, fits: Callable[[Candidate], bool]) -> list
         other = replace(mesh, dp_replicate=copies)
         return _with_batch(candidate, other, Change({"parallel.dp_replicate": copies}))
     possible = sorted(divisors(candidate.world_size))
-    for axis in ("pp", "dp_shard", "cp", "tp"):
+    for axis in ("pp", "dp_shard", "ep", "cp", "tp"):
         degree = mesh.degree(axis)
         below, above = [n for n in reversed(possible) if n < degree], [n for n in possible if degree < n <= 2 * degree]
         for degrees in (below, above):

@@ -31,10 +31,15 @@ DIM: Mapping[Role, int] = {
     Role.COLUMN_NORM: 0,
     Role.VOCAB: 0,
     Role.ADAPTER_COLUMN: 0,
+    Role.EXPERT_COLUMN: 0,
+    Role.EXPERT_ROW: 0,
     Role.ROW: 1,
     Role.ADAPTER_ROW: 1,
 }
 """The dim that is split over ranks, for each role. Parameters of other roles are whole on every rank."""
+
+COLUMNS, ROWS = (Role.COLUMN, Role.EXPERT_COLUMN), (Role.ROW, Role.EXPERT_ROW)
+"""Roles of the first and of the second matrix of a pair."""
 
 WHATS = (
     INPUTS := "inputs of matrices divided by columns",
@@ -98,7 +103,8 @@ class TensorParallel(Strategy):
         if dim is not None:
             shard = Placement({**tensor.weights.shards, self.axis: dim})
             return replace(tensor, weights=shard, gradients=shard, optimizer=shard)
-        partial_sum = candidate.layout.sequence_parallel or tensor.parameter.role in (Role.ADAPTER, Role.HEAD_NORM)
+        always = Role.ADAPTER, Role.HEAD_NORM, Role.ROUTER
+        partial_sum = candidate.layout.sequence_parallel or tensor.parameter.role in always
         if partial_sum and tensor.parameter.trained:
             return replace(tensor, partial=(*tensor.partial, self.axis))
         return tensor
@@ -153,11 +159,13 @@ class TensorParallel(Strategy):
             sizes = tensor.optimizer.without("dp_shard").sizes(tensor.parameter.shape, plan.mesh, this_rank.rank)
             if sizes != tuple(parameter.shape):
                 setattr(layer, leaf, torch.nn.Parameter(parameter.new_empty(sizes), parameter.requires_grad))
-            if tensor.parameter.role is Role.COLUMN:
+            if tensor.parameter.role in COLUMNS:
                 layer.before = before
                 layer.first_output = index * -(-tensor.parameter.shape[0] // degree)
-            elif tensor.parameter.role is Role.ROW:
+            elif tensor.parameter.role in ROWS:
                 layer.after = after
+            elif tensor.parameter.role is Role.ROUTER:
+                layer.share = 1.0 / degree
         for layer in part.modules():
             if hasattr(layer, "first_head"):
                 cast(Any, layer).first_head = index * plan.model.num_heads // degree
@@ -245,7 +253,7 @@ def _exchanges(
     into, out = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER) if splits else (None, Collective.ALL_REDUCE)
     forward, backward = Verb.FORWARD, plan.schedule.input_verb
     roles = Counter(parameter.role for parameter in held if parameter.stream == stream)
-    columns, rows = roles[Role.COLUMN], roles[Role.ROW]
+    columns, rows = (sum(roles[role] for role in some) for some in (COLUMNS, ROWS))
     embeddings = [parameter for parameter in embeddings if parameter.stream == stream]
     found = {
         (forward, into, INPUTS): columns + heads,

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -80,8 +81,8 @@ class Executor:
         self.bad_data: dict[int, tuple[str, ...]] = {}  # what is not finite in the samples of a step (from 1)
         self.batch: Batch | None = None  # of the last LOAD; the FORWARD that reads it is the next instruction
         self.loss_sum = torch.zeros((), dtype=wide_dtype(self.device), device=self.device)
-        self.sums = torch.zeros(SCALARS + plan.measured, dtype=self.loss_sum.dtype, device=self.device)
-        self.measured = torch.zeros(plan.measured, dtype=self.loss_sum.dtype, device=self.device)
+        self.sums = torch.zeros(SCALARS + plan.objective_sums, dtype=self.loss_sum.dtype, device=self.device)
+        self.objective_sums = torch.zeros(plan.objective_sums, dtype=self.loss_sum.dtype, device=self.device)
         self.pins, self.memory = offered(self.device).pins, MemoryWatch(self)
         columns = COLUMN if plan.world_size > 1 else ALONE
         self.instruments = Instruments(self.watch, self.memory, columns, world.stage)
@@ -101,12 +102,13 @@ class Executor:
                 self.program = self.plan.schedule.program(self.world.stage, item.listed)
                 self._walk(number)
             self.world.at(number + 1)
-            return Pending(self.coupling.result(number), self.watch.stop(), pins=self.pins)
+            measured = {name: value for chunk in self.chunks for name, value in chunk.part.measured.items()}
+            return Pending(self.coupling.result(number), self.watch.stop(), measured, pins=self.pins)
 
     def _walk(self, number: int) -> None:
         """Execute the instructions of a work item once, in step `number`."""
         self.loss_sum.zero_()
-        self.measured.zero_()
+        self.objective_sums.zero_()
         self._read_portion()
         if self.pipelined:
             self.messages.begin(self.program, self.plan.work.microbatch_size)
@@ -242,13 +244,14 @@ class Executor:
         assert inputs is not None
         if inputs is one.inputs:
             inputs.requires_grad_()
-        extras = batch.extras if batch is not None and self.plan.task.extras else {}
+        extras: dict[str, Any] = {**batch.extras} if batch is not None and self.plan.task.extras else {}
+        extras["loss_scale"] = 1.0 / max(1, self.coupling.divisor())
         if chunk.part.ends:
             assert batch is not None
-            one.outputs = chunk.part(inputs, batch.targets, loss_scale=1.0 / max(1, self.coupling.divisor()), **extras)
+            one.outputs = chunk.part(inputs, batch.targets, **extras)
             self.loss_sum += one.outputs.detach()
-            if chunk.part.measured is not None:
-                self.measured += chunk.part.measured.flatten()
+            if chunk.part.objective_sums is not None:
+                self.objective_sums += chunk.part.objective_sums.flatten()
         else:
             one.outputs = chunk.part(inputs, **extras)
 
@@ -302,7 +305,7 @@ class Executor:
     def own(self) -> torch.Tensor:
         """This rank's loss, if it is counted, whether it was asked to stop, and its measures, if they are counted."""
         stop = torch.full_like(self.loss_sum, float(self.stop_requested()))
-        own = torch.cat((self.loss_sum[None], stop[None], self.measured))
+        own = torch.cat((self.loss_sum[None], stop[None], self.objective_sums))
         if not self.counts_loss:
             own[0], own[2:] = 0.0, 0.0
         return own

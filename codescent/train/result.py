@@ -4,7 +4,8 @@ Does not sum over ranks (execute.py does). Off the CPU the host can launch the n
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -47,8 +48,9 @@ class StepResult:
         staleness: mean and largest number of versions between the weights of a gradient and those that it changed;
             None: the weights are those of the step before.
         late: portions that came too late, and did not count.
+        measured: what the model (`Part.measured`) and the objective have measured beside the loss, by metrics column;
+            None: nothing was counted.
         culprit: 1 more than the rank that alone gave what is not finite; 0: none, several, or nobody knows.
-        measures: what the objective measures beside the loss, by its order; None: nothing was counted.
         consensus: distance of the replicas from their mean, root mean square, relative to the norm of this mean; None
             within a round, and where replicas do not train apart.
     """
@@ -63,7 +65,7 @@ class StepResult:
     staleness: tuple[float, int] | None = None
     late: int = 0
     culprit: int = 0
-    measures: tuple[float | None, ...] = ()
+    measured: Mapping[str, float | None] = field(default_factory=dict)
 
     @cached_property
     def parts(self) -> dict[str, float]:
@@ -89,11 +91,12 @@ class Pending:
     Args:
         known: what the rank knows of the step.
         laps: of the step's parts.
+        measured: what the model has measured, on the device.
         pins: the device copies into page-locked memory, so that the copy does not wait.
     """
 
-    def __init__(self, known: StepSums, laps: Laps, *, pins: bool) -> None:
-        sums = known.values
+    def __init__(self, known: StepSums, laps: Laps, measured: Mapping[str, torch.Tensor], *, pins: bool) -> None:
+        sums, self.measured = known.values, measured
         self.known, self.laps, self.completed, self.earlier = known, laps, known.done, known.earlier
         self.device, self.numbers = sums.device, sums
         self.arrived: Event | None = None
@@ -128,7 +131,10 @@ class Pending:
             if self.arrived is not None:
                 self.arrived.synchronize()
             loss, stops, *more = self.numbers.tolist()
-            measured, (square, *of_round) = more[: self.known.measured], more[self.known.measured :]
+            names = self.known.measures
+            sums, (square, *of_round) = more[: 2 * len(names)], more[2 * len(names) :]
+            means = (one / count if count else None for one, count in zip(sums[::2], sums[1::2], strict=True))
+            of_model = {name: value.item() for name, value in self.measured.items()}
             skips, distance, size = (*of_round, 0, 0, 0)[:3]
             self.result = StepResult(
                 loss / self.known.losses,
@@ -141,7 +147,7 @@ class Pending:
                 staleness=self.known.staleness,
                 late=self.known.late,
                 culprit=self.known.culprit,
-                measures=tuple(one / count if count else None for one, count in zip(measured[::2], measured[1::2])),
+                measured={**of_model, **dict(zip(names, means, strict=True))},
             )
         return self.result
 

@@ -70,18 +70,25 @@ def _run_rows(plan: Plan) -> list[tuple[str, list[str]]]:
     vocabulary = f", vocabulary {model.vocab_size:,}" if model.vocab_size else ""
     source = f" (and {work.streams[0]} of the source)" if work.streams else ""
     layers, heads = counted(model.num_layers, "layer"), counted(model.num_heads, "head")
-    degrees = " x ".join(f"{axis} {mesh.degree(axis)}" for axis in AXES)
+    axes = (axis for axis in AXES if axis != "ep" or model.num_experts)
+    degrees = " x ".join(f"{axis} {mesh.degree(axis)}" for axis in axes)
     servers = f", and {counted(plan.layout.server_ranks, 'server')}" if plan.layout.server_ranks else ""
     each = f"{counted(work.num_microbatches, 'micro-batch')} of {work.microbatch_size}"
     return [
         ("model", [f"{model.kind}: {layers}, {heads}, {counted(model.hidden_dim, 'channel')}{vocabulary}"]),
         *([("data", [SYNTHETIC])] if plan.task.synthetic else []),
-        ("parameters", [f"{plan.num_parameters:,}{_trained(plan)}"]),
+        ("parameters", [f"{plan.num_parameters:,}{_trained(plan)}{_active(plan)}"]),
         ("mesh", [f"{degrees} = {counted(mesh.world_size, 'rank')}{servers}"]),
         *([("servers", list(_servers(plan)))] if plan.layout.served else []),
         ("batch", [f"{samples} = {mesh.dp} data-parallel x {each}"]),
         ("tokens per step", [f"{work.tokens:,} = {samples} x {work.positions(-1)}{source}"]),
     ]
+
+
+def _active(plan: Plan) -> str:
+    """How many of the parameters a token reads, where it does not read all experts."""
+    read = round(sum(tensor.parameter.numel * tensor.parameter.read_by for tensor in plan.tensors))
+    return f", of which a token reads {read:,}" if read != plan.num_parameters else ""
 
 
 def layout_rows(plan: Plan) -> list[tuple[str, list[str]]]:

@@ -40,6 +40,7 @@ def _does(say: Language) -> dict[str, str]:
         "pp": say("stages: each has some layers; activations go from one to the next"),
         "dp_replicate": say("copies of the model, with other samples; they sum gradients"),
         "dp_shard": say("other samples, and each holds a part of the model (ZeRO)"),
+        "ep": say("other samples, and each has some experts of every layer"),
         "cp": say("parts of each sequence; keys and values go round"),
         "tp": say("parts of each matrix; activations are summed in each layer"),
     }

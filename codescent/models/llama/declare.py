@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 
 from codescent.models import block_operations, saved_blocks
 from codescent.models.llama.rope import READS, ROPE, fields_of, scaling_of, wrong_scaling
-from codescent.models.shape import WEIGHT_STD, Kind, Shape, attention, linear, norm
-from codescent.operators import operations, saved_tensors
+from codescent.models.shape import WEIGHT_STD, Kind, Shape, attention, flops_of_blocks, linear, norm
+from codescent.operators import operations, saved_experts, saved_tensors
+from codescent.operators.saved_experts import ExpertSizes
 from codescent.operators.saved_tensors import ForwardPass, Stream
 from codescent.plan.activations import RECOMPUTES, SavedTensor
 from codescent.plan.divided import Dim
@@ -40,6 +41,29 @@ PRESETS: dict[str, dict[str, Any]] = {
     "llama-tiny": _TINY | {"vocab_size": 512, "seq_len": 256},
 }
 
+EXPERTS = (
+    "num_experts",
+    "experts_per_token",
+    "expert_dim",
+    "dense_layers",
+    "expert_every",
+    "route_norm",
+    "capacity_factor",
+)
+"""The fields of experts."""
+_REFUSED_OF_EXPERTS: Mapping[str, tuple[tuple[object, ...], str]] = {
+    "recompute": (
+        ("products",),
+        'keeps the products of whole layers, and each expert has its own; parallel.recompute = "full" computes '
+        "blocks again",
+    ),
+    "data_parallel": (
+        tuple(range(2, 1 << 10)),
+        "torch.nn.DataParallel copies modules, and the copies of routers count for themselves; parallel.dp_replicate "
+        "gives each device its own rank",
+    ),
+}
+_UNCOMPILED = "with model.num_experts: how many rows an expert has is known when they are routed"
 _FFN_MULTIPLE = 64
 _NORMS = {"first": (("norm_{}",), ()), "output": ((), ("norm_{}",)), "both": (("norm_{}",), ("norm_{}_out",))}
 """By `LlamaShape.norm`: the norms before and after a part, in which {} is the number of the part."""
@@ -69,6 +93,13 @@ class LlamaShape(Shape):
         rotary_dim: channels of a head that turn; 0: all (Phi-4 mini).
         fused: whether a Hugging Face folder has one matrix of queries, keys and values, and one of gates and values
             (Phi-3). It changes nothing else.
+        num_experts: experts of a layer that has them in place of one feed-forward; 0: no layer has (docs/experts.md).
+        experts_per_token: of how many of them each token is computed.
+        expert_dim: channels inside of an expert; 0: ffn_dim.
+        dense_layers: so many first layers have no experts.
+        expert_every: of the others every so-many-th has, counted from the first layer of all.
+        route_norm: whether the weights of a token's experts are divided by their sum.
+        capacity_factor: see `RouterTraits.capacity`.
     """
 
     num_layers: int
@@ -97,6 +128,13 @@ class LlamaShape(Shape):
     rope_local_theta: float = 0.0
     rotary_dim: int = 0
     fused: bool = False
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_dim: int = 0
+    dense_layers: int = 0
+    expert_every: int = 1
+    route_norm: bool = True
+    capacity_factor: float = 0.0
     bias: bool = False
     dropout: float = 0.0
     mup_base_dim: int = 0
@@ -125,10 +163,39 @@ class LlamaShape(Shape):
         """Of each layer, whether its rotary positions have the base `rope_local_theta`."""
         return tuple(window > 0 and self.rope_local_theta > 0.0 for window in self.windows)
 
+    @property
+    def routed(self) -> tuple[bool, ...]:
+        """Of each layer, whether it has experts."""
+        return tuple(
+            self.num_experts > 0 and layer > self.dense_layers and layer % self.expert_every == 0
+            for layer in range(1, self.num_layers + 1)
+        )
+
+    def expert_rows(self, positions: int) -> int:
+        """See `Shape`."""
+        return expert_sizes(self).rows(positions) if self.num_experts else 0
+
+    @property
+    def inner_dim(self) -> int:
+        """Channels inside of an expert."""
+        return self.expert_dim or self.ffn_dim
+
+    @property
+    def uncompiled(self) -> str:
+        """See `Shape`."""
+        return _UNCOMPILED if self.num_experts else ""
+
+    @property
+    def refuses_values(self) -> Mapping[str, tuple[tuple[object, ...], str]]:
+        """See `Shape`."""
+        return _REFUSED_OF_EXPERTS if self.num_experts else {}
+
     def facts(self) -> dict[str, Any]:
-        """See `Shape`. Of a scaling of frequencies a plan has what its method reads."""
-        scaling = self.rope_scaling
-        return super().facts() | {"rope_scaling": None if scaling is None else fields_of(scaling)}
+        """See `Shape`. Of a scaling of frequencies a plan has what its method reads, and of experts what they read."""
+        scaling, found = self.rope_scaling, super().facts()
+        left_out = () if self.num_experts else EXPERTS
+        found = {name: value for name, value in found.items() if name not in left_out}
+        return found | {"rope_scaling": None if scaling is None else fields_of(scaling)}
 
 
 def _derived(full: Mapping[str, Any]) -> dict[str, int | None]:
@@ -150,6 +217,7 @@ def _wrong(full: Mapping[str, Any], bias: bool | None, dropout: float, where: st
     for name in ("rope_theta", "norm_eps", "score_cap", "logit_cap", "rope_local_theta", *ROPE):
         if isinstance(full.get(name), int | float) and not isinstance(full[name], bool) and not full[name] > 0.0:
             yield f"{where}.{name}: {full[name]} must be above 0"
+    yield from _wrong_experts(full, where)
     if full.get("full_every") and not full.get("window"):
         yield f"{where}.full_every: given without {where}.window, of which it makes exceptions; give both"
     if full.get("rope_local_theta") and not full.get("window"):
@@ -159,6 +227,30 @@ def _wrong(full: Mapping[str, Any], bias: bool | None, dropout: float, where: st
     if turned % 2 or turned > channels:
         yield f"{where}.rotary_dim: {turned} of {channels} channels cannot turn in pairs; give an even number of them"
     yield from wrong_scaling(full, where)
+
+
+def _wrong_experts(full: Mapping[str, Any], where: str) -> Iterator[str]:
+    """Problems of the sizes of experts."""
+    experts, chosen = full.get("num_experts"), full.get("experts_per_token")
+    if not experts:
+        for name in EXPERTS[1:]:
+            if full.get(name) is not None:
+                yield f"{where}.{name}: given without {where}.num_experts; give both, or neither"
+        return
+    if not chosen:
+        yield f"{where}.experts_per_token: not given; of how many of the {experts} experts is each token computed?"
+    elif chosen > experts:
+        yield f"{where}.experts_per_token = {chosen}: there are {experts} experts ({where}.num_experts)"
+    if full.get("capacity_factor") is not None and not full["capacity_factor"] > 0.0:
+        yield f"{where}.capacity_factor: {full['capacity_factor']} must be above 0; leave it out to drop no token"
+    layers, dense, every = full.get("num_layers", 1), full.get("dense_layers") or 0, full.get("expert_every") or 1
+    if not any(layer > dense and layer % every == 0 for layer in range(1, layers + 1)):
+        yield (
+            f"{where}.num_experts = {experts}: no layer has experts with dense_layers = {dense} and expert_every = "
+            f"{every} of {layers} layers"
+        )
+    if full.get("mup_base_dim"):
+        yield f"{where}.mup_base_dim: mu-P has no rule for routers; leave it out, or {where}.num_experts"
 
 
 def parameters(shape: LlamaShape) -> Iterator[Parameter]:
@@ -179,11 +271,12 @@ def parameters(shape: LlamaShape) -> Iterator[Parameter]:
         block, depth = f"blocks.{layer}", layer + 1
         mean = 1.0 - shape.norm_offset
         attn = list(attention(f"{block}.attn", shape, WEIGHT_STD, residual_std, depth))
+        mlp = list(_experts(f"{block}.mlp", shape, residual_std, depth) if shape.routed[layer] else ())
         both = (ffn, 2, width)
-        mlp = [
-            Parameter(f"{block}.mlp.gate_up.weight", both, Role.COLUMN, WEIGHT_STD, depths=(depth,), alternating=(1, 1))
-        ]
-        mlp += linear(f"{block}.mlp.down", ffn, width, Role.ROW, residual_std, shape.bias, depth)
+        if not mlp:
+            options: dict[str, Any] = {"depths": (depth,), "alternating": (1, 1)}
+            mlp = [Parameter(f"{block}.mlp.gate_up.weight", both, Role.COLUMN, WEIGHT_STD, **options)]
+            mlp += linear(f"{block}.mlp.down", ffn, width, Role.ROW, residual_std, shape.bias, depth)
         for number, part in enumerate((attn, mlp), start=1):
             before, after = _NORMS[shape.norm]
             for name in before:
@@ -196,6 +289,27 @@ def parameters(shape: LlamaShape) -> Iterator[Parameter]:
         yield Parameter("head.weight", vocabulary, Role.VOCAB, WEIGHT_STD, depths=(end,))
 
 
+def _experts(name: str, shape: LlamaShape, out_std: float, depth: int) -> Iterator[Parameter]:
+    """The parameters of a layer of experts (see `operators.experts`)."""
+    experts, inner, width = shape.num_experts, shape.inner_dim, shape.hidden_dim
+    share = min(1.0, shape.experts_per_token / experts * (shape.capacity_factor or 1.0))
+    options: dict[str, Any] = {"depths": (depth,), "read_by": share}
+    yield Parameter(f"{name}.router.weight", (experts, width), Role.ROUTER, WEIGHT_STD, depths=(depth,))
+    yield Parameter(
+        f"{name}.experts.gate_up.weight", (inner, experts, 2, width), Role.EXPERT_COLUMN, WEIGHT_STD, **options
+    )
+    yield Parameter(f"{name}.experts.down.weight", (inner, experts, width), Role.EXPERT_ROW, out_std, **options)
+
+
+def forward_flops(shape: LlamaShape, seq_len: int) -> tuple[float, ...]:
+    """See `flops_of_blocks`. Of experts those that compute a token count, and the router."""
+    embedding, *blocks, head = flops_of_blocks(shape, seq_len)
+    rows = shape.experts_per_token * (shape.capacity_factor or 1.0)
+    instead = min(rows, shape.num_experts) * shape.inner_dim * shape.ffn_matrices + shape.num_experts
+    more = 2.0 * shape.hidden_dim * (instead - shape.ffn_matrices * shape.ffn_dim)
+    return (embedding, *(flops + more * routed for flops, routed in zip(blocks, shape.routed, strict=True)), head)
+
+
 def saved(shape: LlamaShape, forward: ForwardPass) -> Iterator[SavedTensor]:
     """What each depth keeps for backward."""
     width = shape.hidden_dim
@@ -206,7 +320,7 @@ def saved(shape: LlamaShape, forward: ForwardPass) -> Iterator[SavedTensor]:
     before, after = _NORMS[shape.norm]
     sums = shape.norm_plus_one and before and after and not forward.selects  # cp ends the graph between norm and sum
     between = partial(saved_tensors.plus_one_norm, again=True) if sums else norm
-    for depths, _ in runs_of(shape.windows):
+    for depths, (_, routed) in runs_of(tuple(zip(shape.windows, shape.routed, strict=True))):
         blocks = Stream(forward, depths, forward.positions, width)
         for name in before:
             yield from norm(blocks, name.format(1))
@@ -215,13 +329,23 @@ def saved(shape: LlamaShape, forward: ForwardPass) -> Iterator[SavedTensor]:
             yield from norm(blocks, name.format(1), entered=False)
         for name in before:
             yield from between(blocks, name.format(2), entered=False)
-        yield from saved_blocks.feed_forward(blocks, shape, "gate_up", halves=2, by_torch=1)
+        if routed:
+            yield from saved_experts.layer(blocks, expert_sizes(shape), "mlp")
+        else:
+            yield from saved_blocks.feed_forward(blocks, shape, "gate_up", halves=2, by_torch=1)
         for name in after:
             yield from norm(blocks, name.format(2), entered=False)
         yield from saved_blocks.block_inputs(blocks, shape, 0)
     end = saved_blocks.head(forward, shape)
     yield from norm(end, "norm")
     yield from saved_blocks.loss(end, shape, "tok" if shape.tie_head else "head", tied=shape.tie_head)
+
+
+def expert_sizes(shape: LlamaShape) -> ExpertSizes:
+    """The sizes of a layer of experts."""
+    return ExpertSizes(
+        shape.num_experts, shape.experts_per_token, shape.inner_dim, shape.route_norm, shape.capacity_factor
+    )
 
 
 def _saved_angles(shape: LlamaShape, forward: ForwardPass) -> Iterator[SavedTensor]:
@@ -245,7 +369,7 @@ def operators(shape: LlamaShape, forward: ForwardPass) -> Iterator[LayerOperator
     if shape.scale_embedding:
         yield operations.scaled(begin, "embedding scale", "tok")
     turned, (before, after) = (shape.num_heads + shape.num_kv_heads) * shape.head_dim, _NORMS[shape.norm]
-    for depths, _ in runs_of(shape.windows):
+    for depths, (_, routed) in runs_of(tuple(zip(shape.windows, shape.routed, strict=True))):
         blocks = Stream(forward, depths, forward.positions, shape.hidden_dim)
         for name in before or after:
             yield operations.norm(blocks, name.format(1))
@@ -255,7 +379,10 @@ def operators(shape: LlamaShape, forward: ForwardPass) -> Iterator[LayerOperator
             yield operations.norm(blocks, name.format(1))
         for name in before or after:
             yield operations.norm(blocks, name.format(2))
-        yield from block_operations.feed_forward(blocks, shape, "gate_up", halves=2)
+        if routed:
+            yield from saved_experts.operators(blocks, expert_sizes(shape), "mlp")
+        else:
+            yield from block_operations.feed_forward(blocks, shape, "gate_up", halves=2)
         for name in after if before else ():
             yield operations.norm(blocks, name.format(2))
     end = block_operations.head(forward, shape)
@@ -273,6 +400,7 @@ KIND = Kind(
     _derived,
     saved,
     operators,
+    forward_flops,
     wrong=_wrong,
     parts={"rope_scaling": tuple(ROPE)},
     words={

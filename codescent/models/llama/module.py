@@ -7,6 +7,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +18,12 @@ from codescent.operators.activations import ActivatedThenLinear, GateUp
 from codescent.operators.attention import Attention
 from codescent.operators.block_attention import ScoreTraits
 from codescent.operators.documents import DocumentBounds
+from codescent.operators.experts import Experts
 from codescent.operators.gated import GATED
 from codescent.operators.head_norm import HeadNorm
 from codescent.operators.plus_one_norm import PlusOneNorm
 from codescent.operators.rotary import every_turn
+from codescent.operators.routing import RouterTraits
 from codescent.operators.tables import Table
 from codescent.plan.model import RopeScaling
 
@@ -69,6 +72,8 @@ class Llama(Decoder):
         if self.embeds or (self.ends and shape.tie_head):
             self.tok = nn.Embedding(shape.vocab_size, width)
         self.blocks = nn.ModuleDict({str(layer): self._block(layer) for layer in self.layers})
+        routed = [layer for layer in self.layers if shape.routed[layer]]
+        self.routers = {layer: cast(Experts, cast(Block, self.blocks[str(layer)]).mlp).router for layer in routed}
         if self.ends:
             self.norm = self._norm()
             if not shape.tie_head:
@@ -91,12 +96,27 @@ class Llama(Decoder):
             norm=None if shape.qk_norm == "none" else norm,
             scores=ScoreTraits(shape.windows[layer], shape.score_cap, shape.score_width),
         )
-        gate_up, activation = GateUp(width, shape.ffn_dim), GATED[shape.activation]
-        mlp = nn.Sequential(
-            OrderedDict(gate_up=gate_up, down=ActivatedThenLinear(shape.ffn_dim, width, False, activation))
-        )
         first, output = shape.norm != "output", shape.norm != "first"
+        mlp = self._experts() if shape.routed[layer] else self._feed_forward()
         return Block(self._norm, 0.0, norm_first=first, norm_output=output, attn=attn, mlp=mlp)
+
+    def _feed_forward(self) -> nn.Module:
+        width, ffn = self.shape.hidden_dim, self.shape.ffn_dim
+        down = ActivatedThenLinear(ffn, width, False, GATED[self.shape.activation])
+        return nn.Sequential(OrderedDict(gate_up=GateUp(width, ffn), down=down))
+
+    def _experts(self) -> nn.Module:
+        shape = self.shape
+        traits = RouterTraits(
+            shape.num_experts, shape.experts_per_token, shape.route_norm, capacity=shape.capacity_factor
+        )
+        return Experts(shape.hidden_dim, shape.inner_dim, traits, GATED[shape.activation])
+
+    def forward(self, *arguments: Any, loss_scale: float = 1.0, **options: Any) -> Tensor:
+        """See `Decoder`. Routers are given what training minimises."""
+        for router in self.routers.values():
+            router.objective, router.loss_scale = self.objective, loss_scale
+        return super().forward(*arguments, loss_scale=loss_scale, **options)
 
     def angles(
         self, inputs: Tensor, positions_BT: Tensor | None, dtype: torch.dtype, documents: DocumentBounds | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from functools import cached_property, partial
 from operator import add
 from typing import Any, TypeVar
@@ -12,7 +13,6 @@ from typing import Any, TypeVar
 from codescent.base.refusal import Value
 from codescent.clusters.cluster import Cluster, Software
 from codescent.cost.lanes import StageLanes
-from codescent.plan import Mesh
 from codescent.planner.search.computing import Computing, Layers
 from codescent.planner.search.constants import Constants
 from codescent.planner.search.cuts import Again, StageCut, cut_of
@@ -96,7 +96,8 @@ class Bounds:
         chosen, mesh = _some(options, *STATE), frame.mesh
         cp = mesh.cp if self.software.shards_over_cp else 1
         replicas = min(2, mesh.dp_replicate * mesh.cp // cp) if mesh.dp_shard == 1 else 1  # they copy gradients
-        one = LayoutFrame(Mesh(min(2, mesh.pp), replicas, mesh.dp_shard, cp, mesh.tp), 1, min(2, frame.microbatches))
+        ranks = replace(mesh, pp=min(2, mesh.pp), dp_replicate=replicas, cp=cp)
+        one = LayoutFrame(ranks, 1, min(2, frame.microbatches))
         arguments = self.space, self.depths, one, chosen, self.cluster, self.software
         return self._once(("holding", *one, *chosen.values()), partial(holding, *arguments))
 

@@ -116,6 +116,8 @@ class Space:
         fixed = value_of(self.config, DEGREES[axis]) if DEGREES[axis] in self.given else None
         if fixed is not None:
             possible = [fixed] if left % fixed == 0 else []
+        elif AXES[axis] in self.resolved.shape.undivided_axes:
+            possible = [1]
         else:
             possible = sorted(set(divisors(left))) if axis < len(AXES) - 1 else [left]
         for degree in possible:
