@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from codescent.base.unfilled import Unfilled
 from codescent.models.shape import Shape
 from codescent.operators import products
-from codescent.operators.dropout import sample_keys, site_keys
+from codescent.operators.dropout import mix, sample_keys, site_keys
 from codescent.operators.head import Vocabulary
-from codescent.operators.linear import Deferred
+from codescent.operators.linear import Deferred, Linear
 from codescent.operators.soft_cap import capped
 from codescent.operators.tables import Table
 from codescent.plan.objective import CROSS_ENTROPY, Objective
@@ -49,6 +49,8 @@ class Part(nn.Module):
         rows_T: the positions of each sample whose rows are in the residual stream of this rank; None: all.
         losses_per_sample: number of losses of every sample; None: it varies, or nobody has said it.
         deferred: weight gradients that backward has deferred; None: backward computes all gradients at once.
+        drops_of_adapters: the layers of the whole model whose adapters have dropout; None: of another part.
+        adapter_keys_SB: the keys of these adapters, of the micro-batch of the last forward pass; None: there are none.
         tables: what its forward reads beside parameters, such as the frequencies of rotary positions.
     """
 
@@ -74,6 +76,8 @@ class Part(nn.Module):
         self.rows_T: Tensor | None = None
         self.losses_per_sample: int | None = None
         self.deferred: Deferred | None = None
+        self.drops_of_adapters: tuple[Linear | None, ...] = ()
+        self.adapter_keys_SB: Tensor | None = None
         self._dropout_keys_SB: Tensor | None = None
         with (
             torch.device("meta"),
@@ -96,6 +100,17 @@ class Part(nn.Module):
         if self.shape.dropout > 0.0:
             num_sites = 1 + self.block_sites * self.shape.num_layers
             self._dropout_keys_SB = site_keys(sample_keys(seed, step, sample_ids_B), num_sites)
+        if self.drops_of_adapters:
+            keys_B = mix(sample_keys(seed, step, sample_ids_B))  # others than at the sites of the model
+            self.give_adapters(site_keys(keys_B, len(self.drops_of_adapters)))
+
+    def give_adapters(self, keys_SB: Tensor) -> None:
+        """Set the keys of dropout of all adapters, for the next forward pass or the next recomputation."""
+        self.adapter_keys_SB = keys_SB
+        for layer, keys_B in zip(self.drops_of_adapters, keys_SB.unbind(0), strict=True):
+            if layer is not None:
+                layer.adapter_keys_B = keys_B
+                layer.adapter_rows_T = None if self.shape.streams else self.tokens_T
 
     def dropout_keys(self, batch: int) -> Tensor | None:
         """The keys [S, B] of all dropout sites; None: this pass has no dropout."""

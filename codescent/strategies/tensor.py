@@ -158,6 +158,7 @@ class TensorParallel(Strategy):
                 layer.first_output = index * -(-tensor.parameter.shape[0] // degree)
             elif tensor.parameter.role is Role.ROW:
                 layer.after = after
+                layer.first_input = index * -(-tensor.parameter.shape[1] // degree)
         for layer in part.modules():
             if hasattr(layer, "first_head"):
                 cast(Any, layer).first_head = index * plan.model.num_heads // degree
