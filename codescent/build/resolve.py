@@ -70,7 +70,8 @@ def resolve_into(config: Config, vocab_size: int | None, problems: list[str]) ->
     if wanted.rank is not None:
         try:
             own = models.parameters_of(request.kind, shape)
-            lora = lora_shape.resolve(own, wanted.rank, wanted.alpha, wanted.targets, wanted.whole)
+            method = lora_shape.Method(wanted.rslora, wanted.dropout)
+            lora = lora_shape.resolve(own, wanted.rank, wanted.alpha, wanted.targets, wanted.whole, method)
         except UserError as error:
             problems += error.problems
     if weights is None and shape.needs_weights:

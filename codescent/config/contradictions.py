@@ -96,8 +96,8 @@ def _lora_contradictions(config: Config) -> Iterator[Contradiction]:
     """Keys of [lora] without lora.rank, and other keys that exclude adapters."""
     lora = config.lora
     if lora.rank is None:
-        for name in ("alpha", "targets", "whole"):
-            if getattr(lora, name) is not None:
+        for name, field in type(lora).model_fields.items():
+            if getattr(lora, name) != field.default:
                 yield (f"lora.{name}", "lora.rank"), "given, but lora.rank is not: there are no adapters"
         return
     if config.train.compile == "model":
@@ -105,6 +105,13 @@ def _lora_contradictions(config: Config) -> Iterator[Contradiction]:
             ("train.compile", "lora.rank"),
             'given "model", but lora.rank is set: the compiler cannot begin gradients after the embedding, which is '
             'not trained; set train.compile to "blocks"',
+        )
+    if lora.dropout and config.parallel.data_parallel > 1:
+        yield (
+            ("lora.dropout", "parallel.data_parallel"),
+            f"given {lora.dropout}, but parallel.data_parallel is {config.parallel.data_parallel}, which copies layers "
+            f"without the keys of their dropout; set parallel.ranks to {config.parallel.data_parallel} instead of "
+            "data_parallel, or lora.dropout to 0.0",
         )
     if config.parallel.offload == "optimizer":
         yield (

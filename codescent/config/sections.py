@@ -241,6 +241,8 @@ class Lora(Section):
 
     rank: int | None = auto("rank of the adapters; auto: no adapters, all parameters are trained", ge=1, le=1_000_000)
     alpha: float | None = auto("the output of an adapter is multiplied by alpha / rank; auto: 2 x rank", gt=0)
+    dropout: float = key(0.0, "probability of dropout of what an adapter reads, in training", ge=0, lt=1)
+    rslora: bool = key(False, "the output of an adapter is multiplied by alpha / sqrt(rank) (rsLoRA)")
     targets: Text | None = auto(
         'layers with an adapter, such as "attn.qkv, mlp.down"; auto: every matrix of the blocks'
     )

@@ -14,7 +14,7 @@ from codescent.base.own_names import FORM, is_own_name
 from codescent.models.bert.declare import KIND as BERT
 from codescent.models.gpt2.declare import KIND as GPT2
 from codescent.models.llama.declare import KIND as LLAMA
-from codescent.models.lora.declare import adapted, is_adapter
+from codescent.models.lora.declare import adapted, adapted_operators, is_adapter
 from codescent.models.mup import rate_factor as mup_rate_factor
 from codescent.models.mup import scaled
 from codescent.models.own import ModelKind, build_own, check_declared, check_flops, own_kind, refuse_sizes
@@ -171,7 +171,9 @@ def saved_of(facts: ModelFacts, forward: ForwardPass) -> tuple[SavedTensor, ...]
 
 def operators_of(facts: ModelFacts, forward: ForwardPass) -> tuple[LayerOperator, ...]:
     """What the model computes beside products with matrices, of one micro-batch, before strategies divide it."""
-    return tuple(_known(facts.kind).operators(shape_of_facts(facts), forward))
+    kind, shape = _known(facts.kind), shape_of_facts(facts)
+    found = tuple(kind.operators(shape, forward))
+    return found if facts.lora is None else (*found, *adapted_operators(kind.saved(shape, forward), facts.lora))
 
 
 def facts_of(
@@ -224,5 +226,5 @@ def construct(facts: ModelFacts, device: str = "meta", depths: range | None = No
     if facts.lora is not None:
         from codescent.models.lora.module import adapt_  # noqa: PLC0415 - keeps torch out of planning
 
-        adapt_(module, parameters_of(kind.name, shape, facts.lora), facts.lora.scale)
+        adapt_(module, parameters_of(kind.name, shape, facts.lora), facts.lora)
     return module

@@ -13,10 +13,10 @@ from codescent.base.device import wide_dtype
 from codescent.base.unfilled import Unfilled
 from codescent.models.shape import Shape
 from codescent.operators import products
-from codescent.operators.dropout import sample_keys, site_keys
+from codescent.operators.dropout import mix, sample_keys, site_keys
 from codescent.operators.experts import Router
 from codescent.operators.head import Vocabulary
-from codescent.operators.linear import Deferred
+from codescent.operators.linear import Deferred, Linear
 from codescent.operators.preferences import Answers, WholeSamples, preference_loss, sums_of
 from codescent.operators.scaled_gradient import scaled_gradient
 from codescent.operators.soft_cap import capped
@@ -50,7 +50,8 @@ class Part(nn.Module):
         norm: the norm before the head.
         head_factor: see `for_head`.
         objective: what training minimises. In evaluation mode the losses are plain cross-entropies, or preferences.
-        objective_sums: of the last pass with preferences: the sums of its measures, each with the number of terms, [Q, 2].
+        objective_sums: of the last pass with preferences: the sums of its measures, each with how many there are,
+            [Q, 2].
         vocabulary: computes the embedding and the loss from the vocabulary matrix.
         sample_sums: adds what ranks have computed of other positions of the same samples.
         tokens_T: the positions of each sample whose tokens this rank reads; None: all.
@@ -59,6 +60,8 @@ class Part(nn.Module):
         deferred: weight gradients that backward has deferred; None: backward computes all gradients at once.
         routers: the routers of its layers of experts, by the number of the layer.
         measured: what strategies have measured in the last step, by metrics column: of all ranks, on the device.
+        drops_of_adapters: the layers of the whole model whose adapters have dropout; None: of another part.
+        adapter_keys_SB: the keys of these adapters, of the micro-batch of the last forward pass; None: there are none.
         tables: what its forward reads beside parameters, such as the frequencies of rotary positions.
     """
 
@@ -88,6 +91,8 @@ class Part(nn.Module):
         self.losses_per_sample: int | None = None
         self.deferred: Deferred | None = None
         self.measured: Mapping[str, Tensor] = {}
+        self.drops_of_adapters: tuple[Linear | None, ...] = ()
+        self.adapter_keys_SB: Tensor | None = None
         self._dropout_keys_SB: Tensor | None = None
         with (
             torch.device("meta"),
@@ -110,6 +115,17 @@ class Part(nn.Module):
         if self.shape.dropout > 0.0:
             num_sites = 1 + self.block_sites * self.shape.num_layers
             self._dropout_keys_SB = site_keys(sample_keys(seed, step, sample_ids_B), num_sites)
+        if self.drops_of_adapters:
+            keys_B = mix(sample_keys(seed, step, sample_ids_B))  # others than at the sites of the model
+            self.give_adapters(site_keys(keys_B, len(self.drops_of_adapters)))
+
+    def give_adapters(self, keys_SB: Tensor) -> None:
+        """Set the keys of dropout of all adapters, for the next forward pass or the next recomputation."""
+        self.adapter_keys_SB = keys_SB
+        for layer, keys_B in zip(self.drops_of_adapters, keys_SB.unbind(0), strict=True):
+            if layer is not None:
+                layer.adapter_keys_B = keys_B
+                layer.adapter_rows_T = None if self.shape.streams else self.tokens_T
 
     def dropout_keys(self, batch: int) -> Tensor | None:
         """The keys [S, B] of all dropout sites; None: this pass has no dropout."""

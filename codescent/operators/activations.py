@@ -17,7 +17,17 @@ from torch.autograd.function import once_differentiable
 
 from codescent.operators import products
 from codescent.operators.kept import keeping
-from codescent.operators.linear import NO_ADAPTER, Adapter, Deferred, Linear, is_kept, product, weight_gradient
+from codescent.operators.linear import (
+    NO_ADAPTER,
+    Adapter,
+    Deferred,
+    Drops,
+    Linear,
+    dropped,
+    is_kept,
+    product,
+    weight_gradient,
+)
 
 # Shapes: B batch, T positions, N = B * T tokens, O outputs, D hidden_dim, F ffn_dim, R the adapter's rank; 2: the gate
 # g, and the values u that it multiplies.
@@ -105,15 +115,15 @@ class _ActivatedLinear(torch.autograd.Function):
         deferred: Deferred | None,
         *adapter: Any,
     ) -> Tensor:
-        a_RF, b_OR, scale = adapter
-        ctx.activation, ctx.deferred, ctx.parameter, ctx.scale = activation, deferred, weight_OF, scale
+        a_RF, b_OR, ctx.scale, ctx.drops = adapter
+        ctx.activation, ctx.deferred, ctx.parameter = activation, deferred, weight_OF
         ctx.keeps = any(ctx.needs_input_grad) and not recompute and activation.keeps(h)
         value_BTF = activation.value(h, h if ctx.keeps else None)
         y_BTO = products.linear(value_BTF, weight_OF, bias_O)
         u_NR = None
         if a_RF is not None:
-            u_NR = products.linear(value_BTF.flatten(0, -2), a_RF)
-            products.addmm_(y_BTO.flatten(0, -2), u_NR, b_OR.t(), scale)
+            u_NR = products.linear(dropped(value_BTF, ctx.drops), a_RF)
+            products.addmm_(y_BTO.flatten(0, -2), u_NR, b_OR.t(), ctx.scale)
         needs_value = ctx.keeps and (ctx.needs_input_grad[2] or u_NR is not None)
         # Saved as an alias: autograd assumes that an input is unchanged, but h now holds the slope.
         h_or_slope = h.detach() if ctx.keeps else h
@@ -136,12 +146,20 @@ class _ActivatedLinear(torch.autograd.Function):
         d_a_RF, d_b_OR = None, None
         if u_NR is not None:
             d_u_NR = products.mm(d_y_NO, b_OR).mul_(ctx.scale)
-            products.addmm_(d_value_NF, d_u_NR, a_RF)
-            d_a_RF = products.mm(d_u_NR.t(), value_NF)
+            _add_product(d_value_NF, d_u_NR, a_RF, value_BTF, ctx.drops)
+            d_a_RF = products.mm(d_u_NR.t(), dropped(value_BTF, ctx.drops))
             d_b_OR = products.mm(d_y_NO.t(), u_NR).mul_(ctx.scale)
         d_h = activation.gradient(slope, d_value_NF)
         d_bias_O = d_y_NO.sum(0) if ctx.needs_input_grad[3] else None
-        return None, d_h, d_weight_OF, d_bias_O, None, None, d_a_RF, d_b_OR, None
+        return None, d_h, d_weight_OF, d_bias_O, None, None, d_a_RF, d_b_OR, None, None
+
+
+def _add_product(sum_NI: Tensor, d_u_NR: Tensor, a_RI: Tensor, like_BTI: Tensor, drops: Drops | None) -> None:
+    """Add the gradient of what an adapter reads, d_u A, with its dropout."""
+    if drops is None:
+        products.addmm_(sum_NI, d_u_NR, a_RI)
+    else:
+        sum_NI.add_(drops(products.mm(d_u_NR, a_RI).view_as(like_BTI)).flatten(0, -2))
 
 
 def _weight_product(d_y_NO: Tensor, value_NF: Tensor) -> Tensor:
@@ -251,10 +269,7 @@ class GateUp(Linear):
     def _product(self, x_BTI: Tensor, bias_O: Tensor | None) -> Tensor:
         adapter = self.adapter
         if torch.compiler.is_compiling():
-            halves = [
-                None if adapter is None else Adapter(adapter.a_RI, adapter.b_OR[:, half], adapter.scale)
-                for half in range(2)
-            ]
+            halves = [None if adapter is None else adapter._replace(b_OR=adapter.b_OR[:, half]) for half in range(2)]
             pairs = zip(self.weight.unbind(1), halves, strict=True)
             return torch.stack([product(x_BTI, matrix, None, half) for matrix, half in pairs])
         inputs = (x_BTI, self.weight, self.deferred, *(adapter or NO_ADAPTER))
@@ -274,8 +289,9 @@ class _GateUpProduct(torch.autograd.Function):
         a_RD: Tensor | None,
         b_F2R: Tensor | None,
         scale: float,
+        drops: Drops | None,
     ) -> Tensor:
-        ctx.deferred, ctx.parameter, ctx.scale = deferred, weight_F2D, scale
+        ctx.deferred, ctx.parameter, ctx.scale, ctx.drops = deferred, weight_F2D, scale, drops
         x_ND = x_BTD.flatten(0, -2)
         if keeping():
             h_2NF = torch.stack([products.matmul(x_ND, weight_FD.t()) for weight_FD in weight_F2D.unbind(1)])
@@ -285,7 +301,7 @@ class _GateUpProduct(torch.autograd.Function):
                 products.mm(x_ND, weight_FD.t(), out=h_NF)
         u_NR = None
         if a_RD is not None and b_F2R is not None:
-            u_NR = products.mm(x_ND, a_RD.t())
+            u_NR = products.mm(dropped(x_BTD, drops), a_RD.t())
             for h_NF, b_FR in zip(h_2NF, b_F2R.unbind(1)):
                 products.addmm_(h_NF, u_NR, b_FR.t(), scale)
         needs_x = ctx.needs_input_grad[1] or u_NR is not None
@@ -302,10 +318,10 @@ class _GateUpProduct(torch.autograd.Function):
         if u_NR is not None:
             d_b_F2R = _by_rows(d_h_2NF, u_NR).mul_(ctx.scale)
             d_u_NR = _by_halves(d_h_2NF, b_F2R).mul_(ctx.scale)
-            d_a_RD = products.mm(d_u_NR.t(), x_ND)
-            products.addmm_(d_x_ND, d_u_NR, a_RD)
+            d_a_RD = products.mm(d_u_NR.t(), dropped(x_BTD, ctx.drops))
+            _add_product(d_x_ND, d_u_NR, a_RD, x_BTD, ctx.drops)
         d_weight_F2D = weight_gradient(ctx, partial(_by_rows, d_h_2NF, x_ND), wanted=ctx.needs_input_grad[1])
-        return d_x_ND.view(*d_h_2BTF.shape[1:-1], -1), d_weight_F2D, None, d_a_RD, d_b_F2R, None
+        return d_x_ND.view(*d_h_2BTF.shape[1:-1], -1), d_weight_F2D, None, d_a_RD, d_b_F2R, None, None
 
 
 def _by_halves(d_h_2NF: Tensor, matrix_F2X: Tensor) -> Tensor:

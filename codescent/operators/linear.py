@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from codescent.operators import products
+from codescent.operators.dropout import drop
 from codescent.plan.activations import SMALL_BYTES
 
 # Shapes: B batch, T positions, N = B * T, I inputs, O outputs, R the adapter's rank.
@@ -27,18 +28,39 @@ A gradient of the copy would be lost as soon as the graph of the block is freed.
 """
 
 
+class Drops(NamedTuple):
+    """Dropout of what an adapter reads; the matrix beside it reads everything.
+
+    Attributes:
+        keys_B: the key of each sample at this adapter.
+        probability: of being dropped.
+        rows_T: positions of the rows in the whole sequence; None: all.
+        first_input: index of the first input of this rank.
+    """
+
+    keys_B: Tensor
+    probability: float
+    rows_T: Tensor | None
+    first_input: int
+
+    def __call__(self, x_BTI: Tensor) -> Tensor:
+        """x after dropout. It is linear and its own adjoint: it maps gradients of the output to those of x, too."""
+        return drop(x_BTI, self.keys_B, self.probability, self.rows_T, self.first_input)
+
+
 class Adapter(NamedTuple):
     """A LoRA adapter: scale * B A is added to a matrix W (Hu et al. 2021, "LoRA", equation 3).
 
-    For a weight [O, 2, I], B is [O, 2, R].
+    For a weight [O, 2, I], B is [O, 2, R]. `drops`: dropout of what A reads; None: there is none.
     """
 
     a_RI: Tensor
     b_OR: Tensor
     scale: float
+    drops: Drops | None = None
 
 
-NO_ADAPTER = (None, None, 0.0)
+NO_ADAPTER = (None, None, 0.0, None)
 
 
 class Linear(nn.Module):
@@ -47,6 +69,10 @@ class Linear(nn.Module):
     Attributes:
         lora_a, lora_b: the two matrices of the adapter; None: no adapter.
         scale: factor on the product of the adapter.
+        adapter_dropout: probability of dropout of what the adapter reads.
+        adapter_keys_B: see `Drops`; set for each micro-batch.
+        adapter_rows_T: see `Drops`.
+        first_input: index of the first input of this rank, if the inputs are split over ranks.
         before: function applied to x first; None: no function. Set if the outputs are split over ranks.
         after: function applied to x W^T before the bias is added; None: no function. Set if the inputs are split.
         first_output: index of the first output of this rank, if the outputs are split over ranks.
@@ -62,7 +88,9 @@ class Linear(nn.Module):
         self.lora_b: nn.Parameter | None
         self.register_parameter("lora_a", None)
         self.register_parameter("lora_b", None)
-        self.scale = 0.0
+        self.scale, self.adapter_dropout, self.first_input = 0.0, 0.0, 0
+        self.adapter_keys_B: Tensor | None = None
+        self.adapter_rows_T: Tensor | None = None
         self.before: Callable[[Tensor], Tensor] | None = None
         self.after: Callable[[Tensor], Tensor] | None = None
         self.first_output = 0
@@ -80,7 +108,16 @@ class Linear(nn.Module):
     @property
     def adapter(self) -> Adapter | None:
         """The adapter; None: the layer has no adapter."""
-        return None if self.lora_a is None or self.lora_b is None else Adapter(self.lora_a, self.lora_b, self.scale)
+        if self.lora_a is None or self.lora_b is None:
+            return None
+        return Adapter(self.lora_a, self.lora_b, self.scale, self._drops())
+
+    def _drops(self) -> Drops | None:
+        """None: the adapter has no dropout, or the layer is not in training."""
+        if not (self.training and self.adapter_dropout):
+            return None
+        assert self.adapter_keys_B is not None, "training with dropout: call set_dropout_context first"
+        return Drops(self.adapter_keys_B, self.adapter_dropout, self.adapter_rows_T, self.first_input)
 
     def _product(self, x_BTI: Tensor, bias_O: Tensor | None) -> Tensor:
         if self.deferred is None:
@@ -95,13 +132,45 @@ def product(x_BTI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, adapter: Ad
         return products.linear(x_BTI, weight_OI, bias_O)
     x_NI = x_BTI.flatten(0, -2)
     y_NO = products.linear(x_NI, weight_OI, bias_O)
-    u_NR = products.linear(x_NI, adapter.a_RI)
+    u_NR = _down(x_BTI, adapter)
     # In place, because y has no other reader: this saves two passes over y.
     if products.widens(x_NI):
         y_NO = y_NO.add_(products.linear(u_NR, adapter.b_OR), alpha=adapter.scale)
     else:
         y_NO = y_NO.addmm_(u_NR, adapter.b_OR.t(), alpha=adapter.scale)
     return y_NO.view(*x_BTI.shape[:-1], -1)
+
+
+def _down(x_BTI: Tensor, adapter: Adapter) -> Tensor:
+    """x A^T with the adapter's dropout of x: [N, R]."""
+    if adapter.drops is None:
+        return products.linear(x_BTI.flatten(0, -2), adapter.a_RI)
+    if torch.compiler.is_compiling():
+        return products.linear(adapter.drops(x_BTI).flatten(0, -2), adapter.a_RI)
+    u_NR: Tensor = _DroppedProduct.apply(x_BTI, adapter.a_RI, adapter.drops)  # type: ignore[no-untyped-call]
+    return u_NR
+
+
+def dropped(x_BTI: Tensor, drops: Drops | None) -> Tensor:
+    """x after the dropout of an adapter: [N, I]. Not differentiable."""
+    return (x_BTI if drops is None else drops(x_BTI)).flatten(0, -2)
+
+
+class _DroppedProduct(torch.autograd.Function):
+    """drops(x) A^T. Saves x, which the adapter keeps in any case, and drops again in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BTI: Tensor, a_RI: Tensor, drops: Drops) -> Tensor:
+        ctx.save_for_backward(x_BTI, a_RI)
+        ctx.drops = drops
+        return products.linear(dropped(x_BTI, drops), a_RI)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_u_NR: Tensor) -> tuple[Tensor, Tensor, None]:
+        x_BTI, a_RI = ctx.saved_tensors
+        d_a_RI = products.mm(d_u_NR.t(), dropped(x_BTI, ctx.drops))
+        return ctx.drops(products.mm(d_u_NR, a_RI).view_as(x_BTI)), d_a_RI, None
 
 
 def weight_gradient(ctx: Any, make: partial[Tensor], *, wanted: bool) -> Tensor | None:

@@ -3,6 +3,7 @@ Does not compute these values and does not build a module (models does both)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -19,20 +20,27 @@ Size = int | float | bool | str
 class Lora:
     """Low-rank adapters A [rank, I] and B [O, rank] of frozen matrices W [O, I].
 
-    The output is W x + alpha / rank B A x (Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models",
-    section 4.1). `targets`: layers of every block that have an adapter, such as "attn.qkv".
-    `whole`: layers whose own parameters are trained.
+    The output is W x + scale B A x (Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1).
+
+    Attributes:
+        targets: layers of every block that have an adapter, such as "attn.qkv".
+        whole: layers whose own parameters are trained.
+        rslora: the scale is alpha / sqrt(rank) (Kalajdzievski 2023, "A Rank Stabilization Scaling Factor for
+            Fine-Tuning with LoRA", theorem 3.2).
+        dropout: probability of dropout of what an adapter reads, in training.
     """
 
     rank: int
     alpha: float
     targets: tuple[str, ...]
     whole: tuple[str, ...]
+    rslora: bool = brief(False)
+    dropout: float = brief(0.0)
 
     @property
     def scale(self) -> float:
-        """Factor of the adapter's output: alpha / rank."""
-        return self.alpha / self.rank
+        """Factor of the adapter's output: alpha / rank, or alpha / sqrt(rank)."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
 
 @dataclass(frozen=True)

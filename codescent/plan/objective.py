@@ -4,10 +4,10 @@ Does not compute a loss (operators/softmax.py, operators/preferences.py, operato
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from codescent.plan.brief import brief
+from codescent.plan.brief import BRIEF, brief
 
 BETAS: Mapping[str, float] = MappingProxyType({"dpo": 0.1, "ipo": 0.1, "kto": 0.1, "orpo": 0.1, "simpo": 2.0})
 """The losses of preferences, each with the beta that a run has if it gives none."""
@@ -77,7 +77,7 @@ class Objective:
     z_loss: float = 0.0
     balance_loss: float = brief(0.0)
     router_z_loss: float = brief(0.0)
-    preference: Preference | None = brief(None)
+    preference: Preference | None = field(default=None, metadata={BRIEF: True})
 
     @property
     def validated(self) -> Objective:

@@ -235,6 +235,8 @@ class Plan:
             "lora.rank": None if lora is None else lora.rank,
             "lora.alpha": None if lora is None else lora.alpha,
             "lora.targets": None if lora is None else ", ".join(sorted(lora.targets)),
+            "lora.rslora": None if lora is None else lora.rslora,
+            "lora.dropout": None if lora is None else lora.dropout,
             "lora.whole": None if lora is None else ", ".join(sorted(lora.whole)),
             "data.task": self.task.name,
             **{f"data.{name}": value for name, value in self.task.identity.items()},

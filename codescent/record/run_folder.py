@@ -100,8 +100,8 @@ class RunFolder:
         path: the current path of the folder.
         config_text: the resolved config at the start of the run, as TOML.
         plan: the plan at the start of the run, as JSON data, without the format number.
-        columns: names of the columns of the metrics: METRICS, of a mixture those of each corpus, those of what the model
-            and the objective measure beside the loss.
+        columns: names of the columns of the metrics: METRICS, those of each corpus of a mixture, and what model and
+            objective measure beside the loss.
         listeners: functions that are called with "metrics" and each row, or "event" and each event, once it is written.
     """
 

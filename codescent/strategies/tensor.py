@@ -164,6 +164,7 @@ class TensorParallel(Strategy):
                 layer.first_output = index * -(-tensor.parameter.shape[0] // degree)
             elif tensor.parameter.role in ROWS:
                 layer.after = after
+                layer.first_input = index * -(-tensor.parameter.shape[1] // degree)
             elif tensor.parameter.role is Role.ROUTER:
                 layer.share = 1.0 / degree
         for layer in part.modules():

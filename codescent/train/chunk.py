@@ -25,6 +25,7 @@ class InFlight:
         outputs: activations, or the loss if the chunk has the head.
         output_gradient: gradient of `outputs`; None for the loss.
         input_gradient: gradient of `inputs`.
+        adapter_keys: the keys of its dropout in adapters, for blocks that backward computes again.
         deferred: what BACKWARD_WEIGHT needs: a list of (weight, gradient) pairs, and a list of (weight, function)
             pairs, where the function computes the gradient from its arguments.
     """
@@ -34,6 +35,7 @@ class InFlight:
     outputs: torch.Tensor | None = None
     output_gradient: torch.Tensor | None = None
     input_gradient: torch.Tensor | None = None
+    adapter_keys: torch.Tensor | None = None
     deferred: tuple[list[tuple[torch.Tensor, torch.Tensor]], Deferred] | None = None
 
     def tensors(self) -> Iterator[torch.Tensor | None]:
@@ -57,7 +59,7 @@ class Chunk:
 
     def backward(self, one: InFlight) -> None:
         """Compute all gradients of a micro-batch. Autograd's hooks hand those of weights to the reducer."""
-        outputs, gradient, inputs = _take(one)
+        outputs, gradient, inputs = self._take(one)
         torch.autograd.backward(outputs, gradient)
         if inputs is not None:
             one.input_gradient = inputs.grad
@@ -65,7 +67,7 @@ class Chunk:
     def backward_input(self, one: InFlight) -> None:
         """Compute the gradient of the inputs. Linear layers defer the gradients of their weights."""
         weights: list[torch.Tensor] = [weight for weight in self.part.parameters() if weight.requires_grad]
-        outputs, gradient, inputs = _take(one)
+        outputs, gradient, inputs = self._take(one)
         wanted = weights if inputs is None else [inputs, *weights]
         found: list[torch.Tensor | None] = []
         if wanted:
@@ -90,10 +92,11 @@ class Chunk:
         for weight, compute in deferred:  # one by one: a full bucket is sent while the next gradient is computed
             torch.autograd.backward([weight], [compute()])
 
-
-def _take(one: InFlight) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Return outputs, their gradient and inputs, and remove them from `one`, so that their memory can be freed."""
-    assert one.outputs is not None
-    taken = one.outputs, one.output_gradient, one.inputs
-    one.outputs = one.output_gradient = one.inputs = None
-    return taken
+    def _take(self, one: InFlight) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Return outputs, their gradient and inputs, and remove them from `one`, so that their memory can be freed."""
+        assert one.outputs is not None
+        if one.adapter_keys is not None:  # other micro-batches went forward meanwhile
+            self.part.give_adapters(one.adapter_keys)
+        taken = one.outputs, one.output_gradient, one.inputs
+        one.outputs = one.output_gradient = one.inputs = one.adapter_keys = None
+        return taken

@@ -239,6 +239,7 @@ class Executor:
         samples = self.sample_ids[instruction.microbatch]
         samples = samples + self.first_sample if self.first_sample else samples
         chunk.part.set_dropout_context(self.plan.seed, self.number, samples)
+        one.adapter_keys = chunk.part.adapter_keys_SB
         batch = self.batch
         inputs = batch.inputs if chunk.part.embeds and batch is not None else one.inputs
         assert inputs is not None

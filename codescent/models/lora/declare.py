@@ -8,12 +8,14 @@ import itertools
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from codescent.base.errors import UserError
 from codescent.operators.saved_tensors import IN_BLOCKS
 from codescent.plan.activations import SavedTensor
 from codescent.plan.divided import Dim
 from codescent.plan.model import Lora
+from codescent.plan.operators import LayerOperator
 from codescent.plan.shard import Parameter, Role
 
 A, B = "lora_a", "lora_b"
@@ -21,8 +23,24 @@ _ROLES = {Role.COLUMN: (Role.ADAPTER, Role.ADAPTER_COLUMN), Role.ROW: (Role.ADAP
 _BLOCK = re.compile(r"blocks\.\d+\.")
 
 
+@dataclass(frozen=True)
+class Method:
+    """How adapters work; see the fields of `Lora` with the same names."""
+
+    rslora: bool = False
+    dropout: float = 0.0
+
+
+PLAIN = Method()
+
+
 def resolve(
-    parameters: Sequence[Parameter], rank: int, alpha: float | None, targets: str | None, whole: str | None
+    parameters: Sequence[Parameter],
+    rank: int,
+    alpha: float | None,
+    targets: str | None,
+    whole: str | None,
+    method: Method = PLAIN,
 ) -> Lora:
     """Check the LoRA settings of a config and fill in the defaults.
 
@@ -32,6 +50,7 @@ def resolve(
         targets: names of layers, separated by commas; None: every matrix of the blocks that tp can split.
         whole: names of layers whose own weights are trained; None: a head that does not predict the vocabulary, because
             each task needs a new one.
+        method: how the adapters work.
 
     Raises:
         UserError: no layer takes adapters; every unknown name; a rank that is not smaller than both sides of a matrix.
@@ -45,6 +64,7 @@ def resolve(
         alpha=2.0 * rank if alpha is None else alpha,
         targets=tuple(matrices) if targets is None else _names(targets),
         whole=heads if whole is None else _names(whole),
+        **dataclasses.asdict(method),
     )
     problems = list(_unknown("lora.targets", lora.targets, matrices))
     if whole is not None:
@@ -111,6 +131,31 @@ def adapted_saved(saved: Iterable[SavedTensor], parameters: Sequence[Parameter],
             adapters |= at
             shape, dims = (*tensor.shape[:2], lora.rank), (*tensor.dims[:2], Dim.WHOLE)
             yield SavedTensor(f"{tensor.product} adapter", shape, dims, tensor.dtype, tensor.depths, under=IN_BLOCKS)
+
+
+def adapted_operators(saved: Iterable[SavedTensor], lora: Lora) -> Iterator[LayerOperator]:
+    """What adapters compute beside their products: dropout of what each of them reads. `saved`: without adapters."""
+    found: set[tuple[str, int]] = set()
+    for tensor in saved if lora.dropout else ():
+        at = {(tensor.product, depth) for depth in range(*tensor.depths)}
+        if tensor.product in lora.targets and tensor.under and not at & found:
+            found |= at
+            yield _dropout(tensor)
+
+
+def _dropout(read: SavedTensor) -> LayerOperator:
+    """Forward writes what A reads. Backward does so again, and drops elements of the gradient, which it adds."""
+    return LayerOperator(
+        f"{read.product} adapter dropout",
+        read.product,
+        read.shape,
+        read.dims,
+        read.dtype,
+        read.depths,
+        flops=(2.0, 5.0),
+        moves=(2.0, 7.0),
+        again=("products", "full"),
+    )
 
 
 def is_adapter(parameter: Parameter) -> bool:

@@ -9,20 +9,28 @@ from functools import partial
 import torch
 from torch import nn
 
+from codescent.base.errors import UserError
 from codescent.models.lora.declare import A, B
+from codescent.models.part import Part
 from codescent.operators import products
 from codescent.operators.linear import Linear
+from codescent.plan.model import Lora
 from codescent.plan.shard import Parameter
 
 
-def adapt_(module: nn.Module, parameters: Iterable[Parameter], scale: float) -> None:
+def adapt_(module: nn.Module, parameters: Iterable[Parameter], lora: Lora) -> None:
     """Add adapters to a model, or to a part of it, on its device. Afterwards only trained parameters require gradients.
 
-    `parameters`: those of the whole model, with adapters. `scale`: factor on the product of an adapter.
+    `parameters`: those of the whole model, with adapters.
+
+    Raises:
+        UserError: the method of the adapters needs layers of codescent, and this model has others.
     """
     present = dict(module.named_parameters())
+    sites: list[Linear | None] = []  # of the whole model, so that a part knows the number of each of its adapters
     for parameter in parameters:
         owner, _, leaf = parameter.name.rpartition(".")
+        sites += [None] if leaf == A else []
         if parameter.name in present:
             present[parameter.name].requires_grad_(parameter.trained)
         elif leaf in (A, B) and f"{owner}.weight" in present:
@@ -30,9 +38,13 @@ def adapt_(module: nn.Module, parameters: Iterable[Parameter], scale: float) -> 
             matrix = nn.Parameter(torch.empty(parameter.shape, device=weight.device, dtype=weight.dtype))
             layer.register_parameter(leaf, matrix)
             if isinstance(layer, Linear):
-                layer.scale = scale
+                layer.scale, layer.adapter_dropout, sites[-1] = lora.scale, lora.dropout, layer
+            elif lora.dropout:
+                raise UserError(f"lora.dropout: {owner} is a layer of another library; set lora.dropout = 0")
             elif leaf == B:  # a layer of torch: A is there already
-                layer.register_forward_hook(partial(_add_adapter, scale))
+                layer.register_forward_hook(partial(_add_adapter, lora.scale))
+    if lora.dropout and isinstance(module, Part):
+        module.drops_of_adapters = tuple(sites)
 
 
 def _add_adapter(

@@ -56,7 +56,7 @@ def _observed(
 ) -> tuple[_Tensors, ...]:
     part = Transformers(shape, forward.chunk_tokens)
     if lora is not None:
-        adapt_(part, adapted(tuple(parameters(shape)), lora), lora.scale)
+        adapt_(part, adapted(tuple(parameters(shape)), lora), lora)
     part.to(TORCH_DTYPE[forward.precision])
     part.objective = forward.objective
     with faked(part) as mode:

@@ -1,0 +1,228 @@
+"""In: each way to adapt a matrix (rsLoRA and others). Out: logits and gradients of `peft` on the same weights, runs on
+every layout like one process. Does not test plain adapters (test_lora does)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from forker import Forker, Runs
+from peft import PeftModel
+from runs import assert_same, make_project
+from test_interchange import a_folder, gpt2, llama
+from transformers import AutoModelForCausalLM
+
+from codescent import models
+from codescent.huggingface import kind_of
+from codescent.huggingface.folder import open_folder
+from codescent.huggingface.peft import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapters
+from codescent.huggingface.rounding import Rounding
+from codescent.huggingface.write import Shard, write_weights
+from codescent.models.lora.declare import Method, resolve
+from codescent.operators.activations import EXACT_GELU, ActivatedThenLinear, GateUp
+from codescent.operators.dropout import drop
+from codescent.operators.gated import GATED
+from codescent.operators.linear import Linear
+from codescent.plan.model import Lora
+from codescent.train.initial import InitialValues
+
+pytestmark = [  # what peft and transformers say of each other
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning"),
+]
+METHODS = {"rslora": Method(rslora=True)}
+BASES = {"gpt2": gpt2, "llama": llama}
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bases")
+    for name, make in BASES.items():
+        a_folder(folder / name, make())
+    return folder
+
+
+def pair(base: Path, folder: Path, method: Method) -> tuple[torch.nn.Module, Any, Adapters]:
+    """Our model with adapters, and `peft`'s, which has read ours. No matrix of an adapter is zero."""
+    read = open_folder(base)
+    lora = resolve(models.parameters_of(read.kind.name, read.shape), 3, 7.0, None, None, method)
+    module = ours(base, lora)
+    adapters = Adapters(kind_of(read.kind.name, read.shape), read.shape, lora)
+    values = dict(module.named_parameters())
+    file = Shard(ADAPTER_WEIGHTS, tuple(adapters.parts), 0)
+    folder.mkdir()
+    write_weights(folder, [file], "F32", lambda name, box: values[name].detach()[box], set(), Rounding("fp32"))
+    (folder / ADAPTER_CONFIG).write_text(adapters.settings("CAUSAL_LM", str(base)))
+    theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder, is_trainable=True)
+    return module, theirs.eval(), adapters
+
+
+def ours(base: Path, lora: Lora) -> torch.nn.Module:
+    read = open_folder(base)
+    facts = models.facts_of(read.kind.name, replace(read.shape, dropout=0.0), None, lora, 0, str(base))
+    module, first = models.construct(facts, "cpu"), InitialValues(1, facts)
+    declared = {one.name: one for one in models.parameters_of(read.kind.name, read.shape, lora)}
+    with torch.no_grad():
+        for number, (name, tensor) in enumerate(module.named_parameters()):
+            tensor.copy_(first.box(declared[name], tuple(slice(0, size) for size in tensor.shape)))
+            if declared[name].trained:
+                noise = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(number))
+                tensor.add_(noise * 0.3)
+    return module
+
+
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("method", METHODS)
+def test_logits_and_gradients_are_those_of_peft(bases: Path, tmp_path: Path, base: str, method: str) -> None:
+    """Fault: another factor, norm or derivative than `peft` has; a row of q, k or v in another place."""
+    mine, theirs, adapters = pair(bases / base, tmp_path / "adapters", METHODS[method])
+    tokens = torch.randint(0, 64, (3, 16), generator=torch.Generator().manual_seed(1))
+    logits = theirs(tokens).logits
+    with torch.no_grad():
+        assert float((mine(tokens) - logits).abs().max()) < 1e-5
+    targets = tokens.roll(-1, 1)
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
+    mine(tokens, targets, loss_scale=1 / targets.numel()).backward()
+    found = {name.replace(".default", ""): one.grad for name, one in theirs.named_parameters() if one.requires_grad}
+    assert found.keys() == {part.tensor for part in adapters.parts}
+    gradients = {name: torch.zeros_like(one) for name, one in mine.named_parameters() if one.requires_grad}
+    for part in adapters.parts:  # q, k and v share our A: its gradient is the sum of theirs
+        ours_of = [torch.from_numpy(part.of_ours(dim)) for dim in range(len(part.parameter.shape))]
+        absent = [dim for dim in range(len(ours_of)) if dim not in part.ours_of]  # one of two halves
+        order = [*absent, *part.ours_of]
+        theirs_of = found[part.tensor][(None,) * len(absent)].permute([order.index(dim) for dim in range(len(order))])
+        gradients[part.parameter.name][torch.meshgrid(*ours_of, indexing="ij")] += theirs_of
+    for name, one in mine.named_parameters():
+        if one.requires_grad:
+            largest = float(gradients[name].abs().max())
+            assert float((one.grad - gradients[name]).abs().max()) < 1e-5 * largest, name
+
+
+LAYERS = {
+    "linear": lambda: Linear(6, 4, True),
+    "activated": lambda: ActivatedThenLinear(6, 4, True, EXACT_GELU),
+    "gated": lambda: ActivatedThenLinear(6, 4, False, GATED["silu"]),
+    "gate and up": lambda: GateUp(6, 4),
+}
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_dropout_is_of_what_the_adapter_reads(kind: str, recompute: bool) -> None:
+    """Fault: the frozen product loses inputs, too; backward with another mask; a gradient without the mask."""
+    torch.manual_seed(3)
+    layer = LAYERS[kind]().double()
+    layer.recompute = recompute
+    layer.scale, layer.adapter_dropout = 0.7, 0.4
+    layer.lora_a = torch.nn.Parameter(torch.randn(2, 6).double())
+    layer.lora_b = torch.nn.Parameter(torch.randn(*layer.weight.shape[:-1], 2).double())
+    layer.adapter_keys_B, layer.adapter_rows_T = torch.tensor([5, 9]), torch.tensor([4, 0, 7])
+    for one in (layer.weight, layer.bias):
+        if one is not None:
+            torch.nn.init.normal_(one).requires_grad_(False)
+    h = torch.randn(*((2,) if kind == "gated" else ()), 2, 3, 6).double().requires_grad_()
+    value = layer.activation.plain(h) if isinstance(layer, ActivatedThenLinear) else h
+    read = drop(value, layer.adapter_keys_B, 0.4, layer.adapter_rows_T)
+    outputs, delta = layer.weight.flatten(0, -2), layer.lora_b.flatten(0, -2) @ layer.lora_a
+    wanted = value @ outputs.t() + 0.7 * read @ delta.t()
+    if layer.bias is not None:
+        wanted = wanted + layer.bias
+    if kind == "gate and up":
+        wanted = wanted.view(2, 3, 4, 2).permute(3, 0, 1, 2)
+    weights = torch.randn_like(wanted)
+    leaves = [h, layer.lora_a, layer.lora_b]
+    expected = torch.autograd.grad((wanted * weights).sum(), leaves)
+    found = layer(h.clone())
+    torch.testing.assert_close(found, wanted)
+    for mine, theirs in zip(torch.autograd.grad((found * weights).sum(), leaves), expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert not torch.equal(read, value)
+    layer.eval()
+    assert layer.adapter.drops is None
+
+
+WORDS = (
+    "lora.rank=3",
+    "lora.whole=norm_1",
+    "model.num_heads=4",
+    "model.hidden_dim=20",
+    "model.vocab_size=97",
+    "model.num_layers=4",
+    "data.tokenizer=char",
+    "train.global_batch_size=12",
+    "train.microbatch_size=3",
+    "train.eval_every=3",
+    "train.check_every=1",
+    "train.num_steps=4",
+    "optimizer.max_grad_norm=0.05",
+    "train.precision=fp64",
+)
+LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "pp=2 recompute=full": (2, ()),
+    "tp=2": (2, ()),
+    "tp=2 sequence_parallel=false recompute=selective": (2, ()),
+    "cp=2 recompute=full": (2, ()),
+    "dp_replicate=2": (2, ()),
+    "dp_shard=3": (3, ("train.microbatch_size=2",)),
+    "dp_shard=3 zero_stage=2": (3, ("train.microbatch_size=2",)),
+    "pp=2 tp=2 schedule=interleaved virtual_stages=2": (4, ("train.microbatch_size=6",)),
+    "pp=2 schedule=zero-bubble": (2, ()),
+    "dp_shard=2 cp=2 tp=2 recompute=full": (8, ()),
+}
+OF_METHOD: dict[str, tuple[str, ...]] = {
+    "dropout": ("lora.dropout=0.3",),
+}
+KIND_WORDS = {
+    "llama": ("model.kind=llama", "model.num_kv_heads=2", "model.tie_head=true", "model.hidden_dim=24"),
+    "transformer": (
+        "model.kind=transformer",
+        "model.num_layers=auto",
+        "model.num_encoder_layers=1",
+        "model.num_decoder_layers=2",
+        "model.seq_len=auto",
+        "model.source_len=8",
+        "model.target_len=8",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, forker: Forker) -> Runs:
+    project = tmp_path_factory.mktemp("methods")
+    make_project(project)
+    return Runs(project, forker, WORDS, ("train.microbatch_size=12",))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", OF_METHOD)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_has_the_losses_of_one_process(runs: Runs, layout: str, method: str) -> None:
+    """Fault: a mask that depends on the rank or the micro-batch; a norm of a part of a row."""
+    ranks, words = LAYOUTS[layout]
+    found = runs.run(ranks, *(f"parallel.{key}" for key in layout.split()), *words, *OF_METHOD[method])
+    assert_same(found, runs.of_one(*OF_METHOD[method]), 1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", OF_METHOD)
+@pytest.mark.parametrize("kind", KIND_WORDS)
+def test_kinds_on_a_layout(runs: Runs, kind: str, method: str) -> None:
+    """Fault: positions of two streams counted as one; halves of a gate taken for one row."""
+    words = (*KIND_WORDS[kind], *OF_METHOD[method])
+    assert_same(runs.run(2, "parallel.tp=2", *words), runs.of_one(*words), 1e-9)
+
+
+def test_the_factor_of_rslora() -> None:
+    """Fault: alpha / rank where alpha / sqrt(rank) was asked for."""
+    assert Lora(16, 8.0, (), (), rslora=True).scale == 2.0
+    assert Lora(16, 8.0, (), ()).scale == 0.5
+
+
+def test_the_folder_of_peft_names_the_method(bases: Path, tmp_path: Path) -> None:
+    """Fault: an export that `peft` reads as another method."""
+    pair(bases / "gpt2", tmp_path / "adapters", METHODS["rslora"])
+    assert json.loads((tmp_path / "adapters" / ADAPTER_CONFIG).read_text())["use_rslora"] is True
