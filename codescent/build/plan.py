@@ -189,11 +189,9 @@ def _plan(config: Config, candidate: Candidate, tensors: tuple[TensorPlan, ...],
 def objective_of(config: Config) -> Objective:
     """What a run minimises: the loss of answers of its task, if it has one, else the cross-entropy of its targets."""
     request, train = task_request(config), config.train
-    routers = {"balance_loss": train.balance_loss, "router_z_loss": train.router_z_loss}
     preference = tasks.task_of(request).preference(request)
-    if preference is not None:
-        return Objective(preference=preference, **routers)
-    return Objective(train.label_smoothing, train.z_loss, **routers)
+    smoothing, z_loss = (train.label_smoothing, train.z_loss) if preference is None else (0.0, 0.0)
+    return Objective(smoothing, z_loss, train.balance_loss, train.router_z_loss, preference)
 
 
 def _placed(

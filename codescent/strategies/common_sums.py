@@ -36,7 +36,7 @@ def _scalars(plan: Plan) -> Iterator[Traffic]:
         plan.schedule.opening_steps,
         "loss, stop request and gradient norm",
     )
-    scalars, of_round = SCALARS + plan.measured, ROUND_SCALARS + plan.measured
+    scalars, of_round = SCALARS + plan.objective_sums, ROUND_SCALARS + plan.objective_sums
     of_step = Traffic(Collective.ALL_REDUCE, plan.together, scalars * 8, "fp64", Verb.STEP, None, what, since=opening)
     sums = [of_step]
     if plan.apart:
