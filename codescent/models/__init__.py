@@ -36,7 +36,7 @@ _KINDS: dict[str, Kind] = {kind.name: kind for kind in (GPT2, LLAMA, TRANSFORMER
 _KIND_OF_PRESET = {preset: kind.name for kind in _KINDS.values() for preset in kind.presets}
 KINDS = tuple(_KINDS)
 GENERATING = tuple(kind.name for kind in _KINDS.values() if kind.generates)
-"""Kinds whose models can generate text (see models/generate)."""
+"""Kinds whose models can generate text (see codescent/inference)."""
 SEPARATING = tuple(kind.name for kind in _KINDS.values() if kind.separates)
 """Kinds whose models keep the documents of a sample apart (data.documents)."""
 READ_CONFIG = tuple(kind.name for kind in _KINDS.values() if "config" in kind.sizes)
@@ -75,7 +75,7 @@ def preset_positions(preset: str) -> int | None:
 
 
 def generates(kind: str) -> bool:
-    """Whether models of a kind can generate text (see models/generate)."""
+    """Whether models of a kind can generate text (see codescent/inference)."""
     return _known(kind).generates
 
 

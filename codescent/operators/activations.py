@@ -264,8 +264,8 @@ class GateUp(Linear):
             return torch.stack([product(x_BTI, matrix, None, half) for matrix, half in pairs])
         if torch.is_inference_mode_enabled() and adapter is None and x_BTI.numel() <= _FEW:
             # One product for both: the rows of a channel are adjacent, so its results are.
-            h_BTF2 = products.linear(x_BTI, self.weight.flatten(0, 1)).unflatten(-1, (-1, 2))
-            return h_BTF2.movedim(-1, 0)
+            h_BTF2 = products.linear(x_BTI, self.weight.flatten(0, 1)).view(*x_BTI.shape[:-1], -1, 2)
+            return torch.movedim(h_BTF2, -1, 0)
         inputs = (x_BTI, self.weight, self.deferred, *(adapter or NO_ADAPTER))
         h_2BTF: Tensor = _GateUpProduct.apply(*inputs)  # type: ignore[no-untyped-call]
         return h_2BTF
