@@ -51,7 +51,7 @@ def windowed() -> Any:
     return MistralForCausalLM(MistralConfig(**sizes, sliding_window=11, **NONE))
 
 
-@pytest.fixture(scope="module", params=[gpt2, windowed])
+@pytest.fixture(scope="module", params=[pytest.param(gpt2, marks=pytest.mark.slow), windowed])
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, nn.Module]:
     """A model of transformers with far from uniform predictions, and ours with the same weights, in fp64."""
     torch.manual_seed(3)
