@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from codescent.train.initial import InitialValues
 from forker import Forker, Runs
 from peft import PeftModel
 from runs import assert_same, make_project
@@ -28,7 +29,6 @@ from codescent.operators.dropout import drop
 from codescent.operators.gated import GATED
 from codescent.operators.linear import Linear
 from codescent.plan.model import Lora
-from codescent.train.initial import InitialValues
 
 pytestmark = [  # what peft and transformers say of each other
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),

@@ -29,6 +29,11 @@ def few_lengths(length: int, most: int, device: torch.device) -> int:
     return length if device.type == "cpu" else min(most, -(-length // _MULTIPLE) * _MULTIPLE)
 
 
+def reads_in_place(device: torch.device) -> bool:
+    """Whether attention reads keys where they are, if they follow each other. Elsewhere they are copied."""
+    return device.type == "cpu"
+
+
 class LayerCache(Protocol):
     """What attention of one layer reads and writes in a forward pass with a cache."""
 
@@ -142,21 +147,21 @@ class RowsPass:
         self.positions_1N = torch.tensor([positions], device=device)
         self.slots_N = torch.tensor(slots, device=device)
         self._last_B = None if len(last) == first else torch.tensor(last, dtype=torch.int64, device=device)
-        self._seen: dict[int, list[_Seen]] = {}
+        self._seen: dict[int, list[_RowKeys]] = {}
         self.layers = [_LayerOfRows(self, layer) for layer in range(len(memory.layers))]
 
     def wanted(self, x_1ND: Tensor) -> Tensor:
         """See `Cache`."""
         return x_1ND[0] if self._last_B is None else x_1ND[0].index_select(0, self._last_B)
 
-    def seen(self, window: int) -> list[_Seen]:
+    def seen(self, window: int) -> list[_RowKeys]:
         """What each row reads in layers with this window; computed at its first use in a pass."""
         if window not in self._seen:
-            self._seen[window] = [_Seen(self.memory, part, window) for part in self.parts]
+            self._seen[window] = [_RowKeys(self.memory, part, window) for part in self.parts]
         return self._seen[window]
 
 
-class _Seen:
+class _RowKeys:
     """The keys and values that the new tokens of a row see, in all layers with one window."""
 
     def __init__(self, memory: KeysValues, part: RowPart, window: int) -> None:
@@ -167,11 +172,11 @@ class _Seen:
         self._mask_TS: Tensor | None = None
         self._views: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None = None
         self._index_S: Tensor | None = None
-        on_cpu, length = device.type == "cpu", part.length - begin
+        in_place, length = reads_in_place(device), part.length - begin
         self._read = few_lengths(length, len(memory.layers[0]), device)
-        self.unmasked = on_cpu and part.new == 1
-        self.is_causal = on_cpu and before == 0 and not (window and window < part.length)
-        if not on_cpu:
+        self.unmasked = in_place and part.new == 1
+        self.is_causal = in_place and before == 0 and not (window and window < part.length)
+        if not in_place:
             slots = [slot for first, end in self._slots for slot in range(first, end)]
             spare = [memory.spare * memory.page_size] * (self._read - length)  # a mask hides it
             self._index_S = torch.tensor(slots + spare, device=device)
@@ -227,7 +232,7 @@ class _LayerOfRows:
         return (found[0] if len(found) == 1 else torch.cat(found)).view(1, len(qkv_NGEK), -1)
 
 
-def _attended(q_TGRK: Tensor, k_1GSK: Tensor, v_1GSK: Tensor, seen: _Seen, scores: ScoreTraits) -> Tensor:
+def _attended(q_TGRK: Tensor, k_1GSK: Tensor, v_1GSK: Tensor, seen: _RowKeys, scores: ScoreTraits) -> Tensor:
     """Attention of the new tokens of a row: [T, H * K]."""
     if seen.unmasked and not scores.cap:
         # One token sees all keys alike: the queries of a group are rows that need no mask.

@@ -22,6 +22,7 @@ from codescent.operators.experts import Experts
 from codescent.operators.gated import GATED
 from codescent.operators.head_norm import HeadNorm
 from codescent.operators.plus_one_norm import PlusOneNorm
+from codescent.operators.root_mean_square_norm import RootMeanSquareNorm
 from codescent.operators.rotary import every_turn
 from codescent.operators.routing import RouterTraits
 from codescent.operators.tables import Table
@@ -80,7 +81,7 @@ class Llama(Decoder):
                 self.head = nn.Linear(width, shape.vocab_size, bias=False)
 
     def _norm(self) -> nn.Module:
-        kind = PlusOneNorm if self.shape.norm_plus_one else nn.RMSNorm
+        kind = PlusOneNorm if self.shape.norm_plus_one else RootMeanSquareNorm
         return kind(self.shape.hidden_dim, self.shape.norm_eps)
 
     def _block(self, layer: int) -> Block:
