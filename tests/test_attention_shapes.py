@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from codescent.models.generate import generate
+from generating import engine_for, tokens_of
 from torch import Tensor
 
 from codescent import models
+from codescent.inference.request import Sampling
 from codescent.models.gpt2.module import GPT2
 from codescent.models.initialize import initialize_
 from codescent.models.transformer import translate
@@ -48,6 +49,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
             monkeypatch.setattr(
                 place, "few_lengths", lambda length, most, _: few_lengths(length, most, CUDA if yes else CPU)
             )
+        monkeypatch.setattr(cache, "reads_in_place", lambda _: not yes)
 
     return switch
 
@@ -78,19 +80,20 @@ def test_300_tokens_are_sampled_with_few_lengths(
 ) -> None:
     module = built("gpt2", **SIZES, seq_len=seq_len)
     logits: dict[bool, list[Tensor]] = {True: [], False: []}
-    texts: dict[bool, list[list[int | None]]] = {}
+    texts: dict[bool, list[list[int]]] = {}
+    samplings = [Sampling(seed=1, number=number, max_new_tokens=300, slides=True) for number in range(2)]
     for yes in (False, True):
         elsewhere(yes)
         lengths.clear()
         hook = module.register_forward_hook(lambda _module, _inputs, out, yes=yes: logits[yes].append(out))
-        texts[yes] = list(generate(module, PROMPTS, 300, seed=1))
+        texts[yes] = tokens_of(engine_for(module), PROMPTS, samplings)
         hook.remove()
         if yes:
-            assert lengths == ({128, 256, 384} if seq_len == 512 else {128, 200})
+            assert lengths == ({128, 256, 384} if seq_len == 512 else {128, 256})
         else:
             assert len(lengths) > 100
     assert texts[True] == texts[False]
-    assert len({token for step in texts[True] for token in step}) > 20
+    assert len({token for text in texts[True] for token in text}) > 20
     torch.testing.assert_close(logits[True], logits[False], rtol=1e-10, atol=1e-10)
 
 

@@ -96,8 +96,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 WAITS: dict[tuple[str, str], str] = {}
 """What waits for the device all the same, by operator and file, with the reason."""
 COPIES = {
-    "models/generate.py": "sampling reads every token on the host, so it waits for each one anyway",
-    "operators/cache.py": "as above",
+    "inference/sampling.py": "sampling reads every token on the host, so it waits for each one anyway",
+    "inference/reader.py": "as above; a pass that a graph repeats copies into memory that is there",
+    "inference/ranks.py": "rank 0 tells the others what the host has decided",
+    "operators/cache.py": "as above; `PagesPass`, which a graph repeats, makes no tensor of numbers",
     "collectives/calls.py": "`codescent collectives` makes the tensors before it measures",
 }
 """Files that may copy numbers to a device by `torch.tensor(numbers, device=...)`, which waits, with the reason."""

@@ -4,7 +4,7 @@ Does not say what a kind of device offers (device_kinds.py does). No other file 
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -162,6 +162,24 @@ def new_event(device: torch.device, *, timed: bool = False) -> Event:
 def is_capturing() -> bool:
     """Whether a graph is recorded: then no number may be read."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def recorded(device: torch.device, act: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+    """Record what `act` launches on a device of CUDA as a graph. Returns what repeats it, and its result.
+
+    Each repetition reads the same memory as `act`, and overwrites the result. `act` runs before it is recorded, so that
+    libraries prepare their kernels; it must not wait for the device.
+    """
+    aside, stream = torch.cuda.Stream(device), torch.cuda.current_stream(device)  # type: ignore[no-untyped-call]
+    aside.wait_stream(stream)
+    with torch.cuda.stream(aside):
+        for _ in range(2):
+            act()
+    stream.wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = act()
+    return graph.replay, result
 
 
 # -- the memory of a device

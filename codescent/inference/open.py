@@ -169,6 +169,7 @@ def _engine(
     module: torch.nn.Module, tokenizer: Tokenizer, stops: Collection[int], rows: int, memory: int | None
 ) -> Engine:
     assert isinstance(module, Decoder)
+    module.eval()
     capacity = capacity_of(module, rows, memory)
     return Engine(module, tokenizer, capacity, stops=stops, vocab_size=tokenizer.vocab_size)
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from codescent.base.device_kinds import CUDA
+from codescent.inference.graphs import DecodeGraphs
 from codescent.models.decoder import Decoder
 from codescent.operators.cache import KeysValues, RowPart, RowsPass
 
@@ -31,7 +33,11 @@ class Pass:
 
 
 class Reader:
-    """A decoder and the memory for its keys and values."""
+    """A decoder and the memory for its keys and values.
+
+    Attributes:
+        graphs: reads passes with one new token of each row, on a device of CUDA; None: elsewhere.
+    """
 
     def __init__(self, module: Decoder, pages: int, page_size: int) -> None:
         self.module = module
@@ -39,8 +45,12 @@ class Reader:
         self.device = weight.device
         self.memory = KeysValues(module.shape.num_layers, pages, page_size, head_of(module), self.device, weight.dtype)
 
+        self.graphs = DecodeGraphs(module, self.memory) if self.device.type == CUDA else None
+
     def read(self, work: Pass) -> Tensor:
         """Logits [B, V] behind the last token of each row that wants them."""
+        if self.graphs is not None and all(work.wanted) and all(part.new == 1 for part in work.parts):
+            return self.graphs.read(work.tokens, work.parts)
         cache = RowsPass(self.memory, work.parts, work.wanted)
         tokens_1N = torch.tensor([work.tokens], device=self.device)
         logits_BV: Tensor = self.module(tokens_1N, cache=cache)

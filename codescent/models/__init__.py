@@ -36,7 +36,7 @@ _KINDS: dict[str, Kind] = {kind.name: kind for kind in (GPT2, LLAMA, TRANSFORMER
 _KIND_OF_PRESET = {preset: kind.name for kind in _KINDS.values() for preset in kind.presets}
 KINDS = tuple(_KINDS)
 GENERATING = tuple(kind.name for kind in _KINDS.values() if kind.generates)
-"""Kinds whose models can generate text (see models/generate)."""
+"""Kinds whose models can generate text (see codescent/inference)."""
 ENCODING = tuple(kind.name for kind in _KINDS.values() if kind.encodes)
 """Kinds whose models give embeddings of texts."""
 SEPARATING = tuple(kind.name for kind in _KINDS.values() if kind.separates)
@@ -77,7 +77,7 @@ def preset_positions(preset: str) -> int | None:
 
 
 def generates(kind: str) -> bool:
-    """Whether models of a kind can generate text (see models/generate)."""
+    """Whether models of a kind can generate text (see codescent/inference)."""
     return _known(kind).generates
 
 

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from codescent.base.unfilled import Unfilled
 from codescent.models.shape import Shape
-from codescent.operators import products
 from codescent.operators.dropout import sample_keys, site_keys
 from codescent.operators.head import Vocabulary
 from codescent.operators.linear import Deferred
@@ -163,7 +162,7 @@ class Part(nn.Module):
         """The summed loss (see `operators.head.head_loss`); without targets, the logits."""
         x_BTD = self.for_head(x_BTD)
         if targets_BT is None:
-            return capped(products.linear(x_BTD, weight_VD), self.shape.logit_cap)
+            return capped(self.vocabulary.logits(x_BTD, weight_VD), self.shape.logit_cap)
         return self.vocabulary.loss(
             x_BTD,
             weight_VD,

@@ -182,7 +182,7 @@ class Kind:
         words: options whose value is a word, with the allowed values; the first is the default.
         head_multiple: the number of channels of a head must be a multiple of this; 2 for rotary positions.
         options: which of the keys bias and dropout the user may set.
-        generates: whether its models can generate text (see models/generate).
+        generates: whether its models can generate text (see codescent/inference).
         encodes: whether its models read a text as a whole, so that their states describe it (embeddings).
         separates: whether its models keep the documents of a sample apart (see data/documents).
         uncompiled: why torch.compile is not verified for this kind; "": it is verified.

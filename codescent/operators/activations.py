@@ -25,6 +25,9 @@ from codescent.operators.linear import NO_ADAPTER, Adapter, Deferred, Linear, is
 GELU_A = 2.0 * math.sqrt(2.0 / math.pi)
 GELU_B = GELU_A * 0.044715
 _PIECE = 1 << 17  # elements computed at a time on a CPU: the intermediate values fit in the caches of two cores
+_FEW = 1 << 15
+"""Without gradients, so few elements are computed by torch's own operators: a node of autograd, and pieces, would take
+longer than the product of one token with the matrix. More are faster in pieces on a CPU."""
 _PAGE_BYTES = 4096  # addresses at this distance fall into the same set of a first-level cache
 _LINE_BYTES = 64
 
@@ -79,6 +82,8 @@ def activated_linear_(
     h is contiguous, [B, T, F], or [2, B, T, F] for a gated activation. With `recompute` forward saves only h. The other
     arguments are as in `Linear`.
     """
+    if torch.is_inference_mode_enabled() and h.numel() <= _FEW:
+        return product(activation.plain(h), weight_OF, bias_O, adapter)
     recompute = recompute or (keeping() and h.device.type == "cpu")
     by_torch = not (h.device.type == "cpu" or recompute or deferred is not None or activation.reads_h)
     if torch.compiler.is_compiling() or by_torch:
@@ -257,6 +262,10 @@ class GateUp(Linear):
             ]
             pairs = zip(self.weight.unbind(1), halves, strict=True)
             return torch.stack([product(x_BTI, matrix, None, half) for matrix, half in pairs])
+        if torch.is_inference_mode_enabled() and adapter is None and x_BTI.numel() <= _FEW:
+            # One product for both: the rows of a channel are adjacent, so its results are.
+            h_BTF2 = products.linear(x_BTI, self.weight.flatten(0, 1)).view(*x_BTI.shape[:-1], -1, 2)
+            return torch.movedim(h_BTF2, -1, 0)
         inputs = (x_BTI, self.weight, self.deferred, *(adapter or NO_ADAPTER))
         h_2BTF: Tensor = _GateUpProduct.apply(*inputs)  # type: ignore[no-untyped-call]
         return h_2BTF

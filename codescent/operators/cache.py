@@ -29,6 +29,11 @@ def few_lengths(length: int, most: int, device: torch.device) -> int:
     return length if device.type == "cpu" else min(most, -(-length // _MULTIPLE) * _MULTIPLE)
 
 
+def reads_in_place(device: torch.device) -> bool:
+    """Whether attention reads keys where they are, if they follow each other. Elsewhere a copy has one of few lengths."""
+    return device.type == "cpu"
+
+
 class LayerCache(Protocol):
     """What attention of one layer reads and writes in a forward pass with a cache."""
 
@@ -167,11 +172,11 @@ class _Seen:
         self._mask_TS: Tensor | None = None
         self._views: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None = None
         self._index_S: Tensor | None = None
-        on_cpu, length = device.type == "cpu", part.length - begin
+        in_place, length = reads_in_place(device), part.length - begin
         self._read = few_lengths(length, len(memory.layers[0]), device)
-        self.unmasked = on_cpu and part.new == 1
-        self.is_causal = on_cpu and before == 0 and not (window and window < part.length)
-        if not on_cpu:
+        self.unmasked = in_place and part.new == 1
+        self.is_causal = in_place and before == 0 and not (window and window < part.length)
+        if not in_place:
             slots = [slot for first, end in self._slots for slot in range(first, end)]
             spare = [memory.spare * memory.page_size] * (self._read - length)  # a mask hides it
             self._index_S = torch.tensor(slots + spare, device=device)

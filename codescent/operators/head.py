@@ -46,6 +46,10 @@ class Vocabulary:
             return F.embedding(tokens_BT, weight_VD), None
         return tied_embedding(weight_VD, tokens_BT, tied_dtype)
 
+    def logits(self, x: Tensor, weight_VD: Tensor) -> Tensor:
+        """The logits of all tokens of the vocabulary: [.., V], given x [.., D]."""
+        return products.linear(x, weight_VD)
+
     def loss(
         self,
         x_BTD: Tensor,

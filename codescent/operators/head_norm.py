@@ -45,6 +45,8 @@ class HeadNorm:
 
         `queries`, `keys`: their scales, [K] for norms of each head, else [all channels of this rank's heads].
         """
+        if torch.is_inference_mode_enabled():
+            return _normed(qkv_BTGEK, queries, keys, self)[0]
         normed: Tensor = _HeadNorm.apply(qkv_BTGEK, queries, keys, self)  # type: ignore[no-untyped-call]
         return normed
 
@@ -78,13 +80,10 @@ class _HeadNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, qkv_BTGEK: Tensor, queries: Tensor, keys: Tensor, norm: HeadNorm) -> Tensor:
-        wide, (groups, heads, channels) = torch.promote_types(qkv_BTGEK.dtype, torch.float32), qkv_BTGEK.shape[2:]
-        x_BTGNK = qkv_BTGEK[..., :-1, :].to(wide)
-        rates = (norm.means(x_BTGNK.square()) + norm.eps).rsqrt()
-        scale = norm.scale(queries, keys, (groups, heads - 1, channels), wide)
+        normed_BTGEK, rates = _normed(qkv_BTGEK, queries, keys, norm)
         ctx.save_for_backward(qkv_BTGEK, queries, keys, _kept(rates, norm))
         ctx.norm = norm
-        return _joined(x_BTGNK * rates * scale, qkv_BTGEK)
+        return normed_BTGEK
 
     @staticmethod
     @once_differentiable
@@ -102,6 +101,15 @@ class _HeadNorm(torch.autograd.Function):
             d_queries, d_keys = d_queries.sum((0, 1)), d_keys.sum(0)
         d_scales = (d_queries.reshape(queries.shape).to(queries.dtype), d_keys.reshape(keys.shape).to(keys.dtype))
         return _joined(d_x, d_y_BTGEK), *d_scales, None
+
+
+def _normed(qkv_BTGEK: Tensor, queries: Tensor, keys: Tensor, norm: HeadNorm) -> tuple[Tensor, Tensor]:
+    """The result, and 1 / root mean square of what is normed together."""
+    wide, (groups, heads, channels) = torch.promote_types(qkv_BTGEK.dtype, torch.float32), qkv_BTGEK.shape[2:]
+    x_BTGNK = qkv_BTGEK[..., :-1, :].to(wide)
+    rates = (norm.means(x_BTGNK.square()) + norm.eps).rsqrt()
+    scale = norm.scale(queries, keys, (groups, heads - 1, channels), wide)
+    return _joined(x_BTGNK * rates * scale, qkv_BTGEK), rates
 
 
 def _joined(qk_BTGNK: Tensor, like_BTGEK: Tensor) -> Tensor:

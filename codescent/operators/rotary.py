@@ -52,6 +52,8 @@ def turn(qkv_BTGEK: Tensor, turns_TC2: Tensor) -> Tensor:
     if torch.compiler.is_compiling():
         qk_BTGRK, v_BTG1K = qkv_BTGEK[..., :-1, :], qkv_BTGEK[..., -1:, :]
         return torch.cat([_turned_real(qk_BTGRK, turns_TC2), v_BTG1K], -2)
+    if torch.is_inference_mode_enabled():
+        return _turned(qkv_BTGEK, turns_TC2, back=False)
     turned_BTGEK: Tensor = _Turn.apply(qkv_BTGEK, turns_TC2)  # type: ignore[no-untyped-call]
     return turned_BTGEK
 

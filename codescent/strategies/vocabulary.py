@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from codescent.operators import fused_softmax
+from codescent.operators import fused_softmax, products
 from codescent.operators.compiled import never_compiled
 from codescent.operators.head import SoftmaxGradient, head_loss, tied_embedding
 from codescent.operators.softmax import (
@@ -23,7 +23,7 @@ from codescent.operators.softmax import (
     with_z_loss,
 )
 from codescent.plan.objective import CROSS_ENTROPY, Objective
-from codescent.strategies.collectives import all_reduce, assert_async
+from codescent.strategies.collectives import all_gather_into, all_reduce, assert_async
 from codescent.strategies.sequence import enter, gather_alike, gather_sequence, leave, scatter_sum
 
 # Shapes: B samples, T positions, t = T / degree positions of this rank, N tokens of a chunk, M selected rows,
@@ -91,6 +91,21 @@ class SplitVocabulary:
             return x_BTD, tied_gradient_vD
         x_BTD = x_BTD.masked_fill(elsewhere_BT[..., None], 0.0)
         return (scatter_sum if self.sequence_parallel else leave)(x_BTD, self.group), tied_gradient_vD
+
+    @never_compiled
+    def logits(self, x: Tensor, weight_vD: Tensor) -> Tensor:
+        """The logits of the whole vocabulary on every rank: [.., V], given x [.., D], which is the same on all. No
+        gradients: training never has all logits. An ALL_GATHER of the rows of x times rows_per_rank * degree logits.
+        """
+        x_ND = x.flatten(0, -2)
+        own_Nv = products.linear(x_ND, weight_vD)
+        if self.group.size() == 1:
+            return own_Nv.view(*x.shape[:-1], -1)
+        padded_vN = own_Nv.new_zeros(self.rows_per_rank, len(x_ND))
+        padded_vN[: own_Nv.shape[1]] = own_Nv.t()
+        every_VN = padded_vN.new_empty(self.group.size() * self.rows_per_rank, len(x_ND))
+        all_gather_into(every_VN, padded_vN, group=self.group)
+        return every_VN[: self.vocab_size].t().view(*x.shape[:-1], -1)
 
     @never_compiled
     def loss(
