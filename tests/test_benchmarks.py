@@ -59,6 +59,7 @@ SCRIPTS = (
     "measuring",
     "gpu_step",
     "gpu_generate",
+    "generate",
     "slow_network",
     "slow_rank",
     "doctor",

@@ -20,6 +20,7 @@ from runs import called, codescent, make_project
 from codescent import models
 from codescent.base.errors import UserError
 from codescent.data.tokenizers.tokenizer import ByteTokenizer
+from codescent.inference.open import open_engine
 from codescent.inference.request import Sampling
 from codescent.inference.rows import context_start
 from codescent.inference.sampling import DIVERGED, Draw, choose, uniform
@@ -276,6 +277,28 @@ def test_texts_beyond_the_rows_wait(project: Path, monkeypatch: pytest.MonkeyPat
     few = sample_run(project / "runs/bytes", ["one"], tokens=6, num=7, device="cpu", out=io.StringIO())
     monkeypatch.undo()
     assert few == sample_run(project / "runs/bytes", ["one"], tokens=6, num=7, device="cpu", out=io.StringIO())
+
+
+def test_an_engine_opens_a_run_or_one_of_its_checkpoints(project: Path) -> None:
+    """Fault: another checkpoint than the one that is named, or tokens that a run's end token should have ended."""
+    run = project / "runs/bytes"
+    (saved,) = (run / "checkpoints").glob("step_*")
+    texts = []
+    for path in (run, saved):
+        opened = open_engine(path, device="cpu")
+        assert opened.which == f"step {int(saved.name[5:])}"
+        assert opened.name == "bytes"
+        assert opened.engine.stops == {256}
+        opened.engine.add(opened.prompts.encode("one")[1], Sampling(0.8, max_new_tokens=12, slides=True))
+        outputs = []
+        while opened.engine.busy:
+            outputs += opened.engine.step()
+        texts.append("one" + "".join(output.text for output in outputs))
+    assert texts == sample_run(run, ["one"], tokens=12, device="cpu", out=io.StringIO()) * 2
+    with pytest.raises(UserError, match="names a checkpoint already"):
+        open_engine(saved, best=True, device="cpu")
+    with pytest.raises(UserError, match="no checkpoint of step 7"):
+        open_engine(saved.parent / "step_00000007", device="cpu")
 
 
 def test_not_a_run_folder(tmp_path: Path) -> None:

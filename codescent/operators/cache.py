@@ -30,7 +30,7 @@ def few_lengths(length: int, most: int, device: torch.device) -> int:
 
 
 def reads_in_place(device: torch.device) -> bool:
-    """Whether attention reads keys where they are, if they follow each other. Elsewhere a copy has one of few lengths."""
+    """Whether attention reads keys where they are, if they follow each other. Elsewhere they are copied."""
     return device.type == "cpu"
 
 

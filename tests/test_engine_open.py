@@ -1,0 +1,75 @@
+"""In: Hugging Face folders, run folders, paths that are neither. Out: an engine that generates, or one sentence.
+Does not compare tokens with transformers (test_engine.py does)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_huggingface import bert, llama
+from test_interchange import a_folder
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from codescent.base.errors import UserError
+from codescent.inference.open import capacity_of, open_engine
+from codescent.inference.request import Finish, Sampling
+
+TEMPLATE = "{% for m in messages %}[{{ m['content'] }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+
+
+def of_bytes(path: Path, **settings: Any) -> Path:
+    """A folder of transformers with a tokenizer of bytes."""
+    sizes: dict[str, Any] = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 260, "n_positions": 32}
+    return a_folder(
+        path, GPT2LMHeadModel(GPT2Config(**sizes, **{"bos_token_id": None, "eos_token_id": None, **settings}))
+    )
+
+
+def test_a_folder_of_hugging_face_is_opened_as_it_is(tmp_path: Path) -> None:
+    """Fault: its end tokens or its chat template are not found, or options of a run are ignored."""
+    path = of_bytes(tmp_path / "hf")
+    opened = open_engine(path, device="cpu", rows=3)
+    assert (opened.name, opened.which, opened.seq_len, opened.chat) == ("hf", "", 32, None)
+    assert opened.engine.capacity.rows == 3
+    text, tokens = opened.prompts.encode("ab")
+    assert opened.tokenizer.decode(tokens) == text == "ab"
+    opened.engine.add(tokens, Sampling(seed=1, max_new_tokens=4))
+    found = [output for _ in range(4) for output in opened.engine.step()]
+    assert found[-1].finished in (Finish.LENGTH, Finish.STOP)
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
+    (path / "chat_template.jinja").write_text(TEMPLATE)
+    again = open_engine(path, device="cpu")
+    assert {7, 9} <= again.engine.stops
+    assert again.chat is not None
+    assert again.prompts.encode("ab")[0] == "[ab]>"
+    with pytest.raises(UserError, match="one set of weights; leave out best, step"):
+        open_engine(path, device="cpu", best=True, step=3)
+
+
+def test_what_cannot_generate_is_refused_at_once(tmp_path: Path) -> None:
+    """Fault: a traceback, or only the first of several problems."""
+    bert().save_pretrained(tmp_path / "bert")
+    with pytest.raises(UserError) as error:
+        open_engine(tmp_path / "bert", device="cpu")
+    assert 'model_type = "bert": only gpt2 and llama can generate text' in str(error.value)
+    assert "has no tokenizer" in str(error.value)
+    llama().save_pretrained(tmp_path / "llama")
+    with pytest.raises(UserError, match="has no tokenizer that the tokenizers library can read"):
+        open_engine(tmp_path / "llama", device="cpu")
+    with pytest.raises(UserError, match="no such run folder"):
+        open_engine(tmp_path / "absent", device="cpu")
+    with pytest.raises(UserError, match="--device tpu"):
+        open_engine(tmp_path / "absent", device="tpu")
+
+
+def test_little_memory_makes_texts_shorter_and_none_is_refused(tmp_path: Path) -> None:
+    """Fault: pages beyond the memory, or an engine that can hold no text."""
+    opened = open_engine(of_bytes(tmp_path / "hf"), device="cpu", memory=2 * 16 * 16 * 4)
+    assert opened.engine.capacity.pages == 1
+    assert opened.seq_len == 16
+    with pytest.raises(UserError, match="prompt: 17 tokens, and the model sees at most 16, for which the memory"):
+        opened.engine.add([1] * 17, Sampling())
+    with pytest.raises(UserError, match="2,047 bytes, and a page of 16 tokens takes 2,048 bytes"):
+        capacity_of(opened.engine.module, 1, 2047)
