@@ -23,7 +23,7 @@ from codescent.inference.schedule import Capacity
 from codescent.models.decoder import Decoder
 from codescent.serving import http_server
 from codescent.serving.engine_thread import EngineThread
-from codescent.serving.service import Service
+from codescent.serving.service import ModelService
 from codescent.serving.watch import Watch
 from codescent.tasks.conversations.chat_files import ChatFiles
 from codescent.tasks.conversations.chat_template import ChatTemplate, ChatTokens
@@ -107,7 +107,7 @@ def engine(module: Decoder | None = None, rows: int = 4) -> Engine:
 class Served:
     """A server in a thread. `service`: what it serves; use it by `ask` alone while the server runs."""
 
-    def __init__(self, service: Service, *, token: str | None = None, grace_s: float = 30.0) -> None:
+    def __init__(self, service: ModelService, *, token: str | None = None, grace_s: float = 30.0) -> None:
         self.service = service
         self.socket = http_server.bound("127.0.0.1", 0)
         self.port = self.socket.getsockname()[1]
@@ -162,7 +162,7 @@ def served(engine: Any, *, rows: int = 4, waiting: int = 8, chat: Any = None, **
     watch = Watch()
     thread = EngineThread(engine, rows, waiting, watch)
     watch.add_engine(engine, lambda: thread.open)
-    service = Service("tiny", "step 1", watch, opened(engine, chat=chat), thread, most_waiting=waiting)
+    service = ModelService("tiny", "step 1", watch, opened(engine, chat=chat), thread, most_waiting=waiting)
     server = Served(service, **options)
     try:
         yield server

@@ -28,7 +28,7 @@ from codescent.inference.prompt_logprobs import prompt_logprobs
 from codescent.inference.request import Sampling
 from codescent.models.bert.module import Bert
 from codescent.serving.embedder import Embedder
-from codescent.serving.service import Service
+from codescent.serving.service import ModelService
 from codescent.serving.watch import Watch
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
@@ -415,7 +415,7 @@ def encoder(seq_len: int = 16) -> tuple[Bert, WordPiece]:
 def test_embeddings_are_the_means_of_the_states_whatever_else_is_in_the_batch() -> None:
     """Fault: padding is among the mean, or the order of the inputs is lost, or a form of numbers differs."""
     module, tokenizer = encoder()
-    service = Service("tiny", "step 1", Watch(), embedder=Embedder(module, tokenizer))
+    service = ModelService("tiny", "step 1", Watch(), embedder=Embedder(module, tokenizer))
     server = Served(service)
     try:
         texts = ["many workers one descent", "one", "descent many"]

@@ -38,7 +38,7 @@ class GivenText:
                 self.logprobs.append(output.logprob)
 
 
-class Answer:
+class TextAnswer:
     """The answer to one request, whole or in pieces.
 
     Attributes:
@@ -92,7 +92,7 @@ class Answer:
         raise NotImplementedError
 
 
-class CompletionAnswer(Answer):
+class CompletionAnswer(TextAnswer):
     """Of `/v1/completions`."""
 
     prefix, whole_object, piece_object = "cmpl-", "text_completion", "text_completion"
@@ -106,7 +106,7 @@ class CompletionAnswer(Answer):
         self._echoed = prompts
 
     def begin(self) -> list[Json]:
-        """See `Answer`: the prompts, if they are echoed."""
+        """See `TextAnswer`: the prompts, if they are echoed."""
         return [
             {"index": index, "text": one.text, "logprobs": self._logprobs(one, 0), "finish_reason": None}
             for index, one in enumerate(self._echoed)
@@ -156,13 +156,13 @@ class CompletionAnswer(Answer):
         }
 
 
-class ChatAnswer(Answer):
+class ChatAnswer(TextAnswer):
     """Of `/v1/chat/completions`."""
 
     prefix, whole_object, piece_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
     def begin(self) -> list[Json]:
-        """See `Answer`: who speaks."""
+        """See `TextAnswer`: who speaks."""
         delta = {"role": "assistant", "content": ""}
         return [
             {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}

@@ -16,7 +16,7 @@ from codescent.serving.embeddings import Embeddings
 from codescent.serving.generate import chats, completions
 from codescent.serving.guard import Guard
 from codescent.serving.refused import RefusedRequest
-from codescent.serving.service import Service
+from codescent.serving.service import ModelService
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 POLICY = (
@@ -31,7 +31,7 @@ PAGE_FILES = {
 }
 
 
-def make_app(service: Service, *, token: str | None = None, hosts: Collection[str] | None = None) -> ASGIApp:
+def make_app(service: ModelService, *, token: str | None = None, hosts: Collection[str] | None = None) -> ASGIApp:
     """The application. `token`, `hosts`: see `Guard`."""
     posts: dict[str, ASGIApp] = {
         "/v1/completions": completions(service),
@@ -82,7 +82,7 @@ class _PageFile:
 class _Ours:
     """The endpoints that read the service alone."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ModelService) -> None:
         self._service = service
 
     async def health(self, request: Request) -> Response:

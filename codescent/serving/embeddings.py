@@ -19,13 +19,13 @@ from codescent.serving.embedder import Embedder
 from codescent.serving.hang_up import body_of, until_hang_up
 from codescent.serving.refused import TOO_LONG, RefusedRequest
 from codescent.serving.schemas import UNUSED, EmbeddingRequest, parsed
-from codescent.serving.service import MOST_BODY_BYTES, Service
+from codescent.serving.service import MOST_BODY_BYTES, ModelService
 
 
 class Embeddings:
     """`/v1/embeddings`, as an ASGI application. One request computes at a time; others wait."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ModelService) -> None:
         self._service, self._lock, self._open = service, asyncio.Lock(), 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -28,13 +28,13 @@ RETRY_S = 1
 class _Row:
     """One prompt of a flight: its place there, and its id in the engine once it has one."""
 
-    def __init__(self, flight: Flight, index: int) -> None:
+    def __init__(self, flight: RequestFlight, index: int) -> None:
         self.flight, self.index = flight, index
         self.request: int | None = None
         self.cancelled = False
 
 
-class Flight:
+class RequestFlight:
     """The rows of one request of HTTP, from its beginning to its last token. Belongs to the event loop.
 
     Attributes:
@@ -145,10 +145,10 @@ class EngineThread:
             self._open -= count
 
     @contextmanager
-    def fly(self, wanted: Sequence[Wanted]) -> Iterator[Flight]:
+    def fly(self, wanted: Sequence[Wanted]) -> Iterator[RequestFlight]:
         """Give prompts to the engine. What has not ended when the block ends is cancelled."""
         self._refuse_failed()
-        flight = Flight(self, wanted)
+        flight = RequestFlight(self, wanted)
         self._inbox.put(lambda: self._add(flight))
         try:
             yield flight
@@ -203,7 +203,7 @@ class EngineThread:
             return True
         return False
 
-    def _add(self, flight: Flight) -> None:
+    def _add(self, flight: RequestFlight) -> None:
         for row, (prompt, sampling) in flight.rows():
             if row.cancelled:
                 continue

@@ -17,14 +17,14 @@ from starlette.types import Receive, Scope, Send
 from codescent.inference.open import Opened
 from codescent.inference.prompt_logprobs import prompt_logprobs
 from codescent.serving import prompts
-from codescent.serving.answers import Answer, ChatAnswer, CompletionAnswer, GivenText, Json
-from codescent.serving.engine_thread import EngineThread, Flight
+from codescent.serving.answers import TextAnswer, ChatAnswer, CompletionAnswer, GivenText, Json
+from codescent.serving.engine_thread import EngineThread, RequestFlight
 from codescent.serving.hang_up import body_of, send_in_time, until_hang_up
 from codescent.serving.prompts import Prepared
 from codescent.serving.refused import RefusedRequest
 from codescent.serving.request_log import Entry
 from codescent.serving.schemas import UNUSED, ChatRequest, CompletionRequest, parsed
-from codescent.serving.service import MOST_BODY_BYTES, Service
+from codescent.serving.service import MOST_BODY_BYTES, ModelService
 
 _DONE = b"data: [DONE]\n\n"
 Form = TypeVar("Form", CompletionRequest, ChatRequest)
@@ -35,11 +35,11 @@ class Generate(Generic[Form]):
 
     def __init__(
         self,
-        service: Service,
+        service: ModelService,
         path: str,
         form: type[Form],
         prepare: Callable[[Form, Opened], Prepared],
-        answer: type[Answer],
+        answer: type[TextAnswer],
     ) -> None:
         self._service, self._path = service, path
         self._form: type[Form] = form
@@ -78,12 +78,12 @@ class Generate(Generic[Form]):
             )
 
 
-def completions(service: Service) -> Generate[CompletionRequest]:
+def completions(service: ModelService) -> Generate[CompletionRequest]:
     """`/v1/completions`."""
     return Generate(service, "/v1/completions", CompletionRequest, prompts.completion, CompletionAnswer)
 
 
-def chats(service: Service) -> Generate[ChatRequest]:
+def chats(service: ModelService) -> Generate[ChatRequest]:
     """`/v1/chat/completions`."""
     return Generate(service, "/v1/chat/completions", ChatRequest, prompts.chat, ChatAnswer)
 
@@ -113,7 +113,7 @@ async def _echoed(
     return found
 
 
-async def _events(flight: Flight, first: tuple[int, Any] | None, answer: Answer) -> AsyncIterator[Json]:
+async def _events(flight: RequestFlight, first: tuple[int, Any] | None, answer: TextAnswer) -> AsyncIterator[Json]:
     """The choices of each event, as the engine gives them."""
     for choice in answer.begin():
         yield choice
@@ -130,7 +130,7 @@ async def _drain(events: AsyncIterator[Json]) -> None:
 
 
 async def _send_stream(
-    send: Send, events: AsyncIterator[Json], answer: Answer, headers: dict[str, str], *, with_usage: bool
+    send: Send, events: AsyncIterator[Json], answer: TextAnswer, headers: dict[str, str], *, with_usage: bool
 ) -> None:
     """Send server-sent events: pieces of the answer, and [DONE]. After an error of the engine, the error instead."""
     fields = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-store", **headers}

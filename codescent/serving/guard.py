@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from codescent.base.output import warn
 from codescent.serving.hang_up import HungUp
 from codescent.serving.refused import RefusedRequest
-from codescent.serving.service import Service
+from codescent.serving.service import ModelService
 
 JSON = "application/json"
 ALWAYS = ("/health", "/metrics")
@@ -39,7 +39,7 @@ class Guard:
     """
 
     def __init__(
-        self, app: ASGIApp, service: Service, paths: Collection[str], token: str | None, hosts: Collection[str] | None
+        self, app: ASGIApp, service: ModelService, paths: Collection[str], token: str | None, hosts: Collection[str] | None
     ) -> None:
         """`token`: what the client must know; None: nothing. `hosts`: by which names; None: by any."""
         self._app, self._service, self._paths, self._token, self._hosts = app, service, paths, token, hosts

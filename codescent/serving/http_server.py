@@ -17,7 +17,7 @@ from codescent.base.counted import counted
 from codescent.base.errors import RunFailed, UserError
 from codescent.base.output import note, warn
 from codescent.serving.app import make_app
-from codescent.serving.service import Service
+from codescent.serving.service import ModelService
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 BACKLOG = 512
@@ -70,7 +70,7 @@ class _Uvicorn(uvicorn.Server):
         self.on_signal(sig)
 
 
-async def run(service: Service, listening: socket.socket, *, token: str | None, host: str, grace_s: float) -> None:
+async def run(service: ModelService, listening: socket.socket, *, token: str | None, host: str, grace_s: float) -> None:
     """Serve until SIGTERM or SIGINT, and then until the running requests have ended.
 
     They may take `grace_s` seconds. A second signal ends them at once. Raises RunFailed: the engine has failed.

@@ -20,7 +20,7 @@ from codescent.base.errors import UserError
 from codescent.base.output import warn_once
 from codescent.base.published import in_words
 from codescent.inference.prompt_logprobs import prompt_logprobs
-from codescent.serving.answers import Answer
+from codescent.serving.answers import TextAnswer
 from codescent.serving.engine_thread import EngineThread
 from codescent.serving.schemas import ChatRequest, CompletionRequest
 
@@ -64,7 +64,7 @@ class Entry:
         path: str,
         request: CompletionRequest | ChatRequest,
         prompts: Sequence[Sequence[int]],
-        answer: Answer,
+        answer: TextAnswer,
         seconds: float,
     ) -> Entry:
         """Of an answer that is complete."""

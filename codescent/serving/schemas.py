@@ -46,7 +46,7 @@ UNUSED = "x-codescent-not-used"
 """Header of an answer: the fields of NOT_USED that the request has."""
 
 Ids = list[int]
-Request = TypeVar("Request", bound="_Request")
+Request = TypeVar("Request", bound="_ApiRequest")
 
 
 def _prompt(value: Any) -> list[str | Ids]:
@@ -104,7 +104,7 @@ def _finite(value: float | None) -> float | None:
 Number = Annotated[float | None, AfterValidator(_finite)]
 
 
-class _Request(BaseModel):
+class _ApiRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str
@@ -141,7 +141,7 @@ class ResponseFormat(BaseModel):
     grammar: str | None = None
 
 
-class _Generation(_Request):
+class _TextFields(_ApiRequest):
     """What completions and chats share. Null stands for a field that is left out, as in OpenAI's API."""
 
     temperature: Number = None
@@ -163,7 +163,7 @@ class _Generation(_Request):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-class CompletionRequest(_Generation):
+class CompletionRequest(_TextFields):
     """The body of `POST /v1/completions`.
 
     `echo`: the answer begins with the prompt; with `logprobs`, the prompt's tokens have theirs, too.
@@ -174,7 +174,7 @@ class CompletionRequest(_Generation):
     echo: bool | None = None
 
 
-class ChatRequest(_Generation):
+class ChatRequest(_TextFields):
     """The body of `POST /v1/chat/completions`."""
 
     messages: Annotated[list[dict[str, Any]], PlainValidator(_messages)]
@@ -183,7 +183,7 @@ class ChatRequest(_Generation):
     top_logprobs: Annotated[int | None, Field(ge=0, le=MOST_TOP_LOGPROBS)] = None
 
 
-class EmbeddingRequest(_Request):
+class EmbeddingRequest(_ApiRequest):
     """The body of `POST /v1/embeddings`. `encoding_format`: numbers, or base64 of little-endian fp32."""
 
     input: Annotated[list[str | Ids], PlainValidator(_prompt)]

@@ -20,7 +20,7 @@ MOST_BODY_BYTES = 8 << 20
 
 
 @dataclass(eq=False)
-class Service:
+class ModelService:
     """What is served, and how it is.
 
     Attributes:

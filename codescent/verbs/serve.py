@@ -17,7 +17,7 @@ from codescent.build import saved_plan
 from codescent.record import PLAN, RunFolder
 
 if TYPE_CHECKING:
-    from codescent.serving.service import Service
+    from codescent.serving.service import ModelService
 
 TOKEN_FILE = Path("~/.codescent/serve_token")
 """Where the token is that clients of other machines must know, unless --token-file names another file."""
@@ -64,10 +64,10 @@ def _is_encoder(path: Path) -> bool:
     return saved_plan(RunFolder.open(path)).model.kind in models.ENCODING
 
 
-def _service(arguments: Namespace) -> Service:
+def _service(arguments: Namespace) -> ModelService:
     """Open the model. Raises UserError: it cannot be, or the log cannot."""
     from codescent.serving.request_log import RequestLog
-    from codescent.serving.service import Service
+    from codescent.serving.service import ModelService
     from codescent.serving.watch import Watch
 
     which = {"best": arguments.best, "step": arguments.step, "ema": arguments.ema}
@@ -77,7 +77,7 @@ def _service(arguments: Namespace) -> Service:
         if arguments.log is not None:
             raise UserError("--log: requests for embeddings are not logged; leave it out")
         embedder, name, said = open_embedder(arguments.run, **which, device=arguments.device)
-        return Service(arguments.name or name, said, Watch(), embedder=embedder, most_waiting=arguments.waiting)
+        return ModelService(arguments.name or name, said, Watch(), embedder=embedder, most_waiting=arguments.waiting)
     from codescent.inference.open import open_engine
     from codescent.serving.engine_thread import EngineThread
 
@@ -87,4 +87,4 @@ def _service(arguments: Namespace) -> Service:
     thread = EngineThread(opened.engine, arguments.rows, arguments.waiting, watch)
     watch.add_engine(opened.engine, lambda: thread.open)
     name = arguments.name or opened.name
-    return Service(name, opened.which, watch, opened, thread, log=log, most_waiting=arguments.waiting)
+    return ModelService(name, opened.which, watch, opened, thread, log=log, most_waiting=arguments.waiting)
