@@ -249,6 +249,7 @@ class Executor:
             self.loss_sum += one.outputs.detach()
             if chunk.part.measured is not None:
                 self.measured += chunk.part.measured.flatten()
+                chunk.part.measured = None
         else:
             one.outputs = chunk.part(inputs, **extras)
 
