@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
@@ -142,27 +143,22 @@ def padded(rows: list[tuple[list[int], int]]) -> dict[str, Tensor]:
     return out
 
 
-def tokenizer(folder: Path) -> Any:
-    import tokenizers
-    import transformers
-
+def tokenizer() -> Any:
     words = {f"t{number}": number for number in range(SIZES["vocab_size"])}
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="t1"))
     inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=inner, eos_token="t256", pad_token="t0", unk_token="t1"
-    )
+    special = {"eos_token": "t256", "pad_token": "t0", "unk_token": "t1"}
+    transformers = pytest.importorskip("transformers")
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **special)
 
 
 def trainer(run: Run, train: Train) -> Any:
     """trl's trainer of a loss. Its data set is not read: a batch of ours is given to its loss."""
-    import datasets
-    import trl
-
+    datasets, trl = pytest.importorskip("datasets"), pytest.importorskip("trl")
     options: dict[str, Any] = {"output_dir": str(run.folder / "trl"), "report_to": [], "use_cpu": True, "bf16": False}
     options |= {"beta": 0.3, "gradient_checkpointing": False}
     pairs = datasets.Dataset.from_list([{"prompt": "t5", "chosen": "t6", "rejected": "t7"}] * 4)
-    given: dict[str, Any] = {"model": run.theirs, "processing_class": tokenizer(run.folder)}
+    given: dict[str, Any] = {"model": run.theirs, "processing_class": tokenizer()}
     kind = train.preference
     if kind in ("dpo", "ipo"):
         config = trl.DPOConfig(**options, loss_type="sigmoid" if kind == "dpo" else "ipo")
@@ -173,13 +169,11 @@ def trainer(run: Run, train: Train) -> Any:
         config = trl.KTOConfig(**options, **weights, train_sampling_strategy="sequential")
         return trl.KTOTrainer(ref_model=run.reference, args=config, train_dataset=judged, **given)
     if kind == "orpo":
-        from trl.experimental.orpo import ORPOConfig, ORPOTrainer
-
-        return ORPOTrainer(args=ORPOConfig(**options), train_dataset=pairs, **given)
-    from trl.experimental.cpo import CPOConfig, CPOTrainer
-
-    config = CPOConfig(**options, loss_type="simpo", cpo_alpha=0.0, simpo_gamma=train.margin)
-    return CPOTrainer(args=config, train_dataset=pairs, **given)
+        orpo = pytest.importorskip("trl.experimental.orpo")
+        return orpo.ORPOTrainer(args=orpo.ORPOConfig(**options), train_dataset=pairs, **given)
+    cpo = pytest.importorskip("trl.experimental.cpo")
+    config = cpo.CPOConfig(**options, loss_type="simpo", cpo_alpha=0.0, simpo_gamma=train.margin)
+    return cpo.CPOTrainer(args=config, train_dataset=pairs, **given)
 
 
 def their_batch(kind: str, documents: list[list[tuple[list[int], int]]], labels: Any) -> dict[str, Any]:
