@@ -292,6 +292,18 @@ def offload_cases() -> dict[str, Case]:
     return cases
 
 
+def preference_cases() -> dict[str, Case]:
+    """Answers that are compared: ranks of cp add their parts of the log-probabilities, and scalars are more."""
+    layouts: dict[str, dict[str, Any]] = {
+        "replicate": {"dp_replicate": 2, "microbatches": 2},
+        "zero 3 x tp": {"dp_shard": 2, "tp": 2, "microbatches": 2},
+        "tp without sequence": {"tp": 2, "sequence_parallel": False},
+        "pp x cp": {"pp": 2, "cp": 2, "schedule": "zero-bubble", "microbatches": 2},
+        "cp x tp": {"cp": 2, "tp": 2, "head_chunk_tokens": 5, "microbatches": 2},
+    }
+    return {name: case("bf16", task="dpo", **layout) for name, layout in layouts.items()}
+
+
 def kind_cases() -> dict[str, Case]:
     layouts: dict[str, dict[str, Any]] = {
         "replicate": {"dp_replicate": 2, "microbatches": 2},
@@ -441,6 +453,7 @@ SLOW = {
     },
     "experts": expert_cases().keys() - {"ep", "fsdp 1 x ep x tp"},
     "traits": {name for name in trait_cases() if name.startswith("qwen 2") or name in SLOW_TRAITS},
+    "preferences": {"replicate", "zero 3 x tp", "tp without sequence"},
 }
 """Cases whose siblings are quick."""
 
@@ -453,6 +466,7 @@ CASES = {
     "muon": muon_cases(),
     "traits": trait_cases(),
     "experts": expert_cases(),
+    "preferences": preference_cases(),
     "gloo": gloo_cases(),
 }
 

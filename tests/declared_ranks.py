@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from codescent.build import build
 from codescent.config.sections import Config
-from codescent.data.documents import separate_samples
+from codescent.data.documents import extras_of, separate_samples
 from codescent.data.loader import Batch, Portion
 from codescent.plan import Collective, Instruction, Plan, Verb
 from codescent.strategies.wire import Channel, PendingSum
@@ -116,7 +116,9 @@ class FixedLoader:
             batches = [self._of_bert(batch) for batch in batches]
         elif self.plan.model.sizes.get("head") == "mlm":
             batches = [Batch(batch.inputs, self._wanted(batch.targets)) for batch in batches]
-        if self.plan.task.documents:
+        if self.plan.objective.preference is not None:
+            batches = [self._of_pairs(batch) for batch in batches]
+        elif self.plan.task.documents:
             batches = [Batch.of(separate_samples(one.inputs.numpy(), one.targets.numpy(), 0)) for one in batches]
         replicas = self.plan.mesh.dp_replicate if self.plan.apart else 1
         return Portion(batches, self.work.tokens, self.work.tokens // replicas)
@@ -130,6 +132,17 @@ class FixedLoader:
         if share == 1:  # where an answer begins and ends
             return Batch(batch.inputs, batch.targets[:, :2] % (length // 2), extras)
         return Batch(batch.inputs, self._wanted(batch.targets), extras)
+
+    def _of_pairs(self, batch: Batch) -> Batch:
+        """Samples of two documents: the first half of the positions, which begins with a prompt, and the second."""
+        samples, length = batch.inputs.shape
+        places_T, half = torch.arange(length), length // 2
+        spans_T = torch.where(places_T < half // 2, 2, (places_T >= half).long())
+        is_last_T = (places_T == half - 1) | (places_T == length - 1)
+        documents = extras_of(is_last_T.expand(samples, length).numpy())
+        extras = {name: torch.from_numpy(array) for name, array in documents.items()}
+        extras |= {"spans_BT": spans_T.repeat(samples, 1), "references_BK": torch.randn(samples, 3).double()}
+        return Batch(batch.inputs, batch.targets, extras)
 
     def _wanted(self, targets: torch.Tensor) -> torch.Tensor:
         """Targets, of which the share that the head reads is wanted."""

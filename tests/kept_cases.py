@@ -51,6 +51,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "llama as gemma 2, three blocks of queries": {
         "model": {"kind": "llama", "num_layers": 2, "seq_len": 300, "hidden_dim": 256, **GEMMA_2, "window": 100}
     },
+    "gpt2, preferences": {"model": GPT2, "task": "dpo"},
+    "llama, preferences": {"model": LLAMA, "task": "dpo", "head_chunk_tokens": 5},
     "mlm": {"model": BERT, "task": "mlm"},
     "mlm in chunks": {"model": BERT, "task": "mlm", "head_chunk_tokens": 4},
     "mlm, the embedding in chunks": {"model": BERT, "task": "mlm", "head_chunk_tokens": 8},
@@ -232,7 +234,19 @@ def objective_cases() -> dict[str, Case]:
     return cases
 
 
+def preference_cases() -> dict[str, Case]:
+    """Answers that are compared, in each layout, and with adapters."""
+    cases = {}
+    for name, (place, layout) in product(("gpt2, preferences", "llama, preferences"), enumerate(LAYOUTS)):
+        recompute = RECOMPUTES[place % len(RECOMPUTES)]
+        cases[f"{name}-{layout}-{recompute}"] = of_kind(name, 0.0, LAYOUTS[layout], recompute=recompute)
+    for layout in ("tp", "pp", "cp ring"):
+        cases[f"llama with adapters-{layout}"] = of_kind("llama, preferences", 0.0, LAYOUTS[layout], lora={"rank": 3})
+    return cases
+
+
 SLOW = {
+    "preferences": preference_cases,
     "kinds": kind_cases,
     "layouts": layout_cases,
     "adapters": adapter_cases,

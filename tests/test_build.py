@@ -257,7 +257,7 @@ def test_a_stage_holds_what_its_chunks_read_in_the_order_of_the_forward_pass(nam
 
 @pytest.mark.parametrize("name", shipped())
 def test_every_shipped_config_has_a_plan(name: str) -> None:
-    config = load(name, ["model.preset=gpt2"] if name == "finetune" else []).config
+    config = load(name, ["model.preset=gpt2"] if name in ("finetune", "preferences") else []).config
     vocab_size = None if config.model.preset or config.model.embedding == "none" else 65
     copy = math.prod(getattr(config.parallel, axis) or 1 for axis in AXES)
     plan = build(config, vocab_size, copy)

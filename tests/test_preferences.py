@@ -1,30 +1,35 @@
-"""In: a Llama of transformers, pairs of answers, judged answers. Out: losses and gradients of preferences are those of trl.
-Does not run on layouts, and does not read odd lines (test_preferences_runs and test_preference_lines do)."""
+"""In: a Llama of transformers, pairs of answers, judged answers. Out: losses and gradients of preferences are trl's;
+lines are read in the forms of its data sets. Does not run on layouts (test_preferences_runs does)."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
+import torch.nn.functional as F
 from codescent.train.initial import InitialValues
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
+from torch.autograd import grad
 
 from codescent import models, tasks
 from codescent.config.sections import Data, Model, Train
 from codescent.data.loader import Batch
-from codescent.huggingface.folder import open_folder
 from codescent.models.part import Part
+from codescent.operators.token_losses import token_losses
 from codescent.plan.objective import Objective
-from codescent.tasks.preferences.samples import PreferenceSource
+from codescent.tasks.preferences.lines import read_judged
+from codescent.tasks.preferences.samples import PreferenceSource, cut_to
 
-pytestmark = [pytest.mark.filterwarnings("ignore")]  # what trl and transformers say of each other
 SIZES = {"vocab_size": 260, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
 WORDS = ("up", "down", "left and right", "here", "there")
@@ -74,16 +79,9 @@ def _part(folder: Path, facts: Any) -> Part:
 
 def _values(folder: Path, facts: Any) -> Iterator[tuple[str, Tensor]]:
     """The parameters of a folder of transformers, as ours are named and laid out."""
-    values = InitialValues(0, SimpleNamespace(weights=str(folder), **{}) if False else _with(facts, folder))
+    values = InitialValues(0, replace(facts, weights=str(folder)))
     for parameter in models.parameters_of("llama", models.shape_of_facts(facts)):
         yield parameter.name, values.box(parameter, tuple(slice(0, size) for size in parameter.shape))
-
-
-def _with(facts: Any, folder: Path) -> Any:
-    from dataclasses import replace
-
-    open_folder(folder, replace(facts, weights=str(folder)))
-    return replace(facts, weights=str(folder))
 
 
 def source_of(run: Run, train: Train, seq_len: int = 120) -> tuple[PreferenceSource, Objective]:
@@ -145,27 +143,22 @@ def padded(rows: list[tuple[list[int], int]]) -> dict[str, Tensor]:
     return out
 
 
-def tokenizer(folder: Path) -> Any:
-    import tokenizers
-    import transformers
-
+def tokenizer() -> Any:
     words = {f"t{number}": number for number in range(SIZES["vocab_size"])}
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="t1"))
     inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=inner, eos_token="t256", pad_token="t0", unk_token="t1"
-    )
+    special = {"eos_token": "t256", "pad_token": "t0", "unk_token": "t1"}
+    transformers = pytest.importorskip("transformers")
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **special)
 
 
 def trainer(run: Run, train: Train) -> Any:
     """trl's trainer of a loss. Its data set is not read: a batch of ours is given to its loss."""
-    import datasets
-    import trl
-
+    datasets, trl = pytest.importorskip("datasets"), pytest.importorskip("trl")
     options: dict[str, Any] = {"output_dir": str(run.folder / "trl"), "report_to": [], "use_cpu": True, "bf16": False}
     options |= {"beta": 0.3, "gradient_checkpointing": False}
     pairs = datasets.Dataset.from_list([{"prompt": "t5", "chosen": "t6", "rejected": "t7"}] * 4)
-    given: dict[str, Any] = {"model": run.theirs, "processing_class": tokenizer(run.folder)}
+    given: dict[str, Any] = {"model": run.theirs, "processing_class": tokenizer()}
     kind = train.preference
     if kind in ("dpo", "ipo"):
         config = trl.DPOConfig(**options, loss_type="sigmoid" if kind == "dpo" else "ipo")
@@ -176,13 +169,11 @@ def trainer(run: Run, train: Train) -> Any:
         config = trl.KTOConfig(**options, **weights, train_sampling_strategy="sequential")
         return trl.KTOTrainer(ref_model=run.reference, args=config, train_dataset=judged, **given)
     if kind == "orpo":
-        from trl.experimental.orpo import ORPOConfig, ORPOTrainer
-
-        return ORPOTrainer(args=ORPOConfig(**options), train_dataset=pairs, **given)
-    from trl.experimental.cpo import CPOConfig, CPOTrainer
-
-    config = CPOConfig(**options, loss_type="simpo", cpo_alpha=0.0, simpo_gamma=train.margin)
-    return CPOTrainer(args=config, train_dataset=pairs, **given)
+        orpo = pytest.importorskip("trl.experimental.orpo")
+        return orpo.ORPOTrainer(args=orpo.ORPOConfig(**options), train_dataset=pairs, **given)
+    cpo = pytest.importorskip("trl.experimental.cpo")
+    config = cpo.CPOConfig(**options, loss_type="simpo", cpo_alpha=0.0, simpo_gamma=train.margin)
+    return cpo.CPOTrainer(args=config, train_dataset=pairs, **given)
 
 
 def their_batch(kind: str, documents: list[list[tuple[list[int], int]]], labels: Any) -> dict[str, Any]:
@@ -211,6 +202,7 @@ CASES = [
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # what trl and transformers say of each other
 @pytest.mark.parametrize("train", [pytest.param(train, id=train.preference) for train in CASES])
 def test_loss_and_gradients_are_those_of_trl(run: Run, train: Train) -> None:
     """Fault: a formula, the tokens that it counts, or what it divides by, is not that of the field's library."""
@@ -234,3 +226,78 @@ def test_loss_and_gradients_are_those_of_trl(run: Run, train: Train) -> None:
     assert largest > 1e-3
     for name, wanted in found.items():
         torch.testing.assert_close(run.part.get_parameter(name).grad, wanted, rtol=1e-5, atol=1e-5 * largest, msg=name)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    vocab=st.sampled_from([1, 2, 7, 2999]),  # the last one in pieces
+    tokens=st.integers(0, 9),
+    chunk=st.sampled_from([0, 1, 4, 100]),
+    cap=st.sampled_from([0.0, 3.0]),
+    ignored=st.sampled_from([0.0, 0.5, 1.0]),
+    seed=st.integers(0, 1000),
+)
+def test_losses_of_tokens_and_their_gradients_are_those_of_autograd(
+    vocab: int, tokens: int, chunk: int, cap: float, ignored: float, seed: int
+) -> None:
+    """Fault: backward's logits are not those of forward, or a chunk adds to the wrong rows."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    x_ND, weight_VD, d_N = (3.0 * draw(tokens, 5)).requires_grad_(), draw(vocab, 5).requires_grad_(), draw(tokens)
+    targets_N = torch.randint(0, vocab, (tokens,), generator=generator)
+    targets_N[torch.rand(tokens, generator=generator) < ignored] = -1
+    found_N = token_losses(x_ND, weight_VD, targets_N, chunk, cap=cap)
+    logits_NV = F.linear(x_ND, weight_VD)
+    logits_NV = cap * torch.tanh(logits_NV / cap) if cap else logits_NV
+    wanted_N = F.cross_entropy(logits_NV, targets_N, reduction="none", ignore_index=-1)
+    torch.testing.assert_close(found_N, wanted_N, rtol=1e-12, atol=1e-12)
+    for mine, other in zip(grad(found_N, (x_ND, weight_VD), d_N), grad(wanted_N, (x_ND, weight_VD), d_N), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-12)
+
+
+@given(lengths=st.lists(st.integers(1, 40), min_size=2, max_size=8), room=st.integers(8, 80))
+def test_documents_are_cut_to_one_length_and_no_shorter_than_need_be(lengths: list[int], room: int) -> None:
+    """Fault: a sample is longer than it may be, or a short answer is cut for a long one."""
+    (cut,) = cut_to(np.array([lengths]), room).tolist()
+    assert sum(cut) <= room
+    level = max(cut)
+    assert cut == [min(length, level) for length in lengths]
+    assert cut == lengths or sum(min(length, level + 1) for length in lengths) > room
+
+
+def said(role: str, *contents: str) -> list[dict[str, str]]:
+    return [{"role": role, "content": content} for content in contents]
+
+
+ASKED, BEST, OTHER = said("user", "Where?"), said("assistant", "Here."), said("assistant", "There.")
+FORMS: dict[str, dict[str, Any]] = {
+    "texts": {"prompt": "Where?", "chosen": "Here.", "rejected": "There."},
+    "messages": {"prompt": ASKED, "chosen": BEST, "rejected": OTHER},
+    "conversations": {"chosen": ASKED + BEST, "rejected": ASKED + OTHER, "score_chosen": 8.0},
+    "conversations with the prompt as a text": {"prompt": "Where?", "chosen": ASKED + BEST, "rejected": ASKED + OTHER},
+    "a prompt as a text": {"prompt": "Where?", "chosen": BEST, "rejected": OTHER},
+}
+
+
+@pytest.mark.parametrize("line", [pytest.param(line, id=name) for name, line in FORMS.items()])
+def test_lines_have_the_forms_of_data_sets_of_trl(tmp_path: Path, line: dict[str, Any]) -> None:
+    """Fault: a prompt is learned as a part of the answer, or an answer is taken for a prompt."""
+    file = tmp_path / "pairs.jsonl"
+    file.write_text(json.dumps(line) + "\n")
+    (one,) = read_judged(file, Data(task="dpo"), with_template=True, singles=False)
+    assert list(one.prompt) == ASKED
+    assert [list(answer) for answer in one.answers] == [BEST, OTHER]
+    assert (one.wanted, one.line) == ((True, False), 1)
+    assert one.unused == (("score_chosen",) if "score_chosen" in line else ())
+
+
+def test_a_prompt_that_is_not_given_is_what_both_texts_begin_with(tmp_path: Path) -> None:
+    """Fault: a word is divided between prompt and answer, as in data sets such as hh-rlhf."""
+    file = tmp_path / "pairs.jsonl"
+    file.write_text(json.dumps({"chosen": "Q: up? A: it is", "rejected": "Q: up? A: in"}) + "\n")
+    (one,) = read_judged(file, Data(task="dpo"), with_template=False, singles=False)
+    texts = [messages[0]["content"] for messages in (one.prompt, *one.answers)]
+    assert texts == ["Q: up? A: i", "t is", "n"] or texts == ["Q: up? A:", " it is", " in"]

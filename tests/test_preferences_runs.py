@@ -1,18 +1,19 @@
-"""In: pairs of answers, judged answers. Out: runs with each loss on layouts walk the trajectory of one process; refusals.
+"""In: pairs of answers, judged answers. Out: runs with each loss walk on layouts as on one process; what is refused.
 Does not compare losses with those of trl (test_preferences does)."""
 
 from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 
 import pytest
 from forker import Forker, Runs
-from runs import assert_same, losses, make_project
+from runs import assert_same, called, losses, make_project, refused
 
 SIZES = (
-    "model.num_layers=3",
+    "model.num_layers=4",
     "model.num_heads=4",
     "model.hidden_dim=16",
     "model.seq_len=64",
@@ -40,11 +41,10 @@ CASES = {
     "kto": (*KTO, *GEMMA),
     "kto gpt2": (*KTO, "model.dropout=0.1"),
 }
-QUICK = [
+QUICK = [("dpo", "cp=2", 2, "4")]
+SLOW = [
     ("dpo", "tp=2", 2, ""),
     ("kto", "cp=2 dp_replicate=2", 4, "2"),
-]
-SLOW = [
     ("dpo", "dp_replicate=2", 2, "2"),
     ("dpo", "dp_shard=2 zero_stage=2", 2, ""),
     ("dpo", "cp=2 tp=2", 4, "2"),
@@ -102,7 +102,8 @@ def test_every_layout_walks_the_trajectory_of_one_process(
 ) -> None:
     """Fault: a rank counts the tokens of an answer twice, or not at all; a reference of another layout."""
     parallel = [f"parallel.{key}" for key in layout.split()]
-    more = [f"train.microbatch_size={size}"] if size else []
+    # A folder of its own: else the layout would read the reference that one process has computed.
+    more = [f"data.folder=of {layout} {case}", *([f"train.microbatch_size={size}"] if size else [])]
     expected = runs.of_one(*CASES[case])
     found = runs.run(ranks, *CASES[case], *parallel, *more)
     assert_same(found, expected, 1e-9)
@@ -110,3 +111,81 @@ def test_every_layout_walks_the_trajectory_of_one_process(
     for mine, other in zip(found.read_metrics(), expected.read_metrics(), strict=True):
         assert [mine[name] for name in names] == pytest.approx([other[name] for name in names], rel=1e-9, abs=1e-12)
     assert losses(expected)[-1] < losses(expected)[0]
+
+
+@pytest.mark.slow
+def test_a_run_that_is_resumed_is_bitwise_that_which_was_not(runs: Runs) -> None:
+    """Fault: a resumed run compares with the weights that it resumes from, not with those that it began with."""
+    words = ("train.precision=fp32", "optimizer.decay_steps=6", "data.folder=resumed")
+    whole = runs.run(1, *words, "train.num_steps=6")
+    runs.run(1, *words)
+    for folder in (runs.project / "resumed").glob("references-*"):
+        shutil.rmtree(folder)
+    assert losses(runs.run(1, *words, "train.num_steps=6", resume=True)) == losses(whole)
+
+
+@pytest.mark.slow
+def test_a_reference_is_computed_once_and_damage_is_found(runs: Runs) -> None:
+    """Fault: another loss computes the reference again, or a run reads a damaged one."""
+    words = ("data.folder=shared", "train.num_steps=1", "train.eval_every=0")
+    assert "computing the reference" in runs.start(1, *words).said
+    assert "computing the reference" not in runs.start(1, *words, "train.preference=ipo", "train.beta=0.5").said
+    assert "computing the reference" in runs.start(1, *words, "run.seed=3").said
+    for file in (runs.project / "shared").glob("references-*/references.npy"):
+        file.write_bytes(file.read_bytes()[:-8] + b"\1" * 8)
+    done = runs.start(1, *words)
+    assert done.codes == [2]
+    assert "references.npy: changed" in done.said
+
+
+@pytest.mark.slow
+def test_a_model_learns_what_is_preferred_and_is_scored(runs: Runs) -> None:
+    """Fault: rewards have the wrong sign, or evaluate compares other answers than training."""
+    words = ("train.precision=fp32", "train.num_steps=60", "train.eval_every=30", "optimizer.learning_rate=1e-2")
+    rows = runs.run(1, *words).read_metrics()
+    assert rows[-1]["reward_margins"] > 0.3 > rows[1]["reward_margins"]
+    assert rows[-1]["reward_accuracy"] > 0.9
+    assert rows[-1]["chosen_rewards"] - rows[-1]["rejected_rewards"] == pytest.approx(rows[-1]["reward_margins"])
+    done = called(runs.project, "evaluate", str(runs.last().path), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["accuracy_of_means"] > 0.9
+
+
+TEXT = {"prompt": "many", "chosen": "workers", "rejected": "one"}
+CHAT = {"prompt": [{"role": "user", "content": "many"}]}
+CHAT |= {name: [{"role": "assistant", "content": TEXT[name]}] for name in ("chosen", "rejected")}
+REFUSED = [
+    ({"prompt": "many", "chosen": "workers"}, (), 'no "rejected" (it has: prompt, chosen)'),
+    ({**TEXT, "chosen": ""}, (), '"chosen": the answer is empty'),
+    ({**TEXT, "rejected": "workers"}, (), '"chosen" and "rejected" are equal'),
+    ({"chosen": "a b", "rejected": "a c"} | {"prompt": 3}, (), '"prompt": a text or a list of messages is needed'),
+    ({"chosen": "up", "rejected": "down"}, (), 'no "prompt", and "chosen" and "rejected" do not begin with the same'),
+    ({**TEXT, "prompt": "many " * 40}, (), "leaves no room for an answer; raise data.seq_len"),
+    (CHAT, (), "data.chat_template is needed to write them as text"),
+    ({**CHAT, "chosen": []}, (), '"chosen": the list of messages is empty'),
+    ({**CHAT, "chosen": [{"role": "user", "content": "x"}]}, (), 'the last message must be of the role "assistant"'),
+    ({"prompt": "x", "completion": "y", "label": True}, (), 'learned with train.preference = "kto"'),
+    ({"prompt": "x", "completion": "y", "label": 2}, ("train.preference=kto",), '"label": true (wanted) or false is'),
+    ({"prompt": "x", "completion": "", "label": True}, ("train.preference=kto",), "the answer is empty"),
+    (
+        {"completion": "y", "label": True},
+        ("train.preference=kto",),
+        "an answer that is judged by itself needs a prompt",
+    ),
+    (TEXT, ("train.compile=model",), 'train.compile = "model": data.task = "dpo" has tokens without a target'),
+    (TEXT, ("data.documents=separate",), "its samples always keep their answers apart; leave data.documents out"),
+    (TEXT, ("model.kind=bert", "data.tokenizer=bert:vocab.txt"), 'data.task = "dpo": model.kind = "bert" is trained'),
+]
+
+
+@pytest.mark.parametrize(("line", "words", "said"), [pytest.param(*one, id=one[2]) for one in REFUSED])
+def test_what_is_refused(
+    runs: Runs, capsys: pytest.CaptureFixture[str], line: dict[str, object], words: tuple[str, ...], said: str
+) -> None:
+    """Fault: a line that says nothing of a preference is learned from, left out in silence, or ends in a traceback."""
+    lines = [TEXT, {**TEXT, "prompt": "one"}, line] * 3 if "label" not in line else [line] * 9
+    (runs.project / "bad.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    found = refused(runs.project, capsys, *SIZES, "data.corpus=bad.jsonl", "train.global_batch_size=2", *words)
+    assert said in found
+    assert "Traceback" not in found
+    assert line == TEXT or "bad.jsonl:" in found

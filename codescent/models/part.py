@@ -9,15 +9,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from codescent.base.device import wide_dtype
 from codescent.base.unfilled import Unfilled
 from codescent.models.shape import Shape
 from codescent.operators.dropout import mix, sample_keys, site_keys
 from codescent.operators.experts import Router
 from codescent.operators.head import Vocabulary
 from codescent.operators.linear import Deferred, Linear
-from codescent.operators.preferences import Answers, WholeSamples, preference_loss, sums_of
-from codescent.operators.scaled_gradient import scaled_gradient
+from codescent.operators.preferences import Answers, WholeSamples, compared, sums_of
 from codescent.operators.soft_cap import capped
 from codescent.operators.tables import Table
 from codescent.plan.objective import CROSS_ENTROPY, Objective
@@ -223,14 +221,10 @@ class Part(nn.Module):
         x_BTD, chunk = self.for_head(x_BTD), self.head_chunk_tokens
         cap, spans_BT = self.shape.logit_cap, self.select_tokens(answers.spans_BT)
         losses_BT = self.vocabulary.losses(x_BTD, weight_VD, targets_BT, chunk, tied_gradient_VD, cap=cap)
-        wide = wide_dtype(losses_BT.device)
-        sums_BK = self.sample_sums.total(sums_of(losses_BT, spans_BT, preference.sums, wide))
         if preference.referenced and answers.references_BK is None and not self.training:
-            return sums_BK
-        ranks = self.sample_sums.ranks
-        loss, sums = preference_loss(sums_BK, answers, preference)
-        self.objective_sums = sums / ranks
-        return scaled_gradient(loss / ranks, loss_scale * ranks)
+            return self.sample_sums.total(sums_of(losses_BT, spans_BT, preference.sums))
+        loss, self.objective_sums = compared(losses_BT, spans_BT, answers, preference, self.sample_sums, loss_scale)
+        return loss
 
 
 def padding(lengths_B: Tensor | None, positions: int) -> Tensor | None:

@@ -3,12 +3,14 @@ Does not compute log-probabilities (token_losses.py does) and does not know whic
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+from codescent.base.device import wide_dtype
 from codescent.plan.objective import CHOSEN, PROMPT, REJECTED, Preference
 
 # Shapes: B samples, T positions, K sums of a sample (`Preference.sums`), A answers of a sample with KTO, Q measures.
@@ -45,11 +47,65 @@ class WholeSamples:
         return sums_BK
 
 
-def sums_of(losses_BT: Tensor, spans_BT: Tensor, number: int, dtype: torch.dtype) -> Tensor:
+def compared(
+    losses_BT: Tensor, spans_BT: Tensor, answers: Answers, preference: Preference, whole: WholeSamples, scale: float
+) -> tuple[Tensor, Tensor]:
+    """The summed loss of the preferences, and the sums of its measures (see `preference_loss`), both divided by the
+    ranks that share a sample.
+
+    The gradients are those of scale * loss. Forward computes them: one number for each token.
+
+    Args:
+        losses_BT: cross-entropies at the positions of this rank; the gradient is theirs.
+        spans_BT: the spans of these positions.
+        answers: of whole samples.
+        whole: adds what other ranks have of the same samples.
+    """
+    found: tuple[Tensor, Tensor] = _Compared.apply(losses_BT, spans_BT, answers, preference, whole, scale)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Compared(torch.autograd.Function):
+    """See `compared`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        losses_BT: Tensor,
+        spans_BT: Tensor,
+        answers: Answers,
+        preference: Preference,
+        whole: WholeSamples,
+        scale: float,
+    ) -> tuple[Tensor, Tensor]:
+        sums_BK = whole.total(sums_of(losses_BT, spans_BT, preference.sums))
+        # Hooks around this pass, such as those that move or count what it keeps, need not see what is gone after this.
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is):
+            sums_BK = sums_BK.detach().requires_grad_()
+            loss, measured = preference_loss(sums_BK, answers, preference)
+            (d_sums_BK,) = torch.autograd.grad(loss, sums_BK)
+        d_losses_BT = -d_sums_BK.gather(1, spans_BT.clamp(min=0)).masked_fill_(spans_BT < 0, 0.0)
+        ctx.save_for_backward((scale * d_losses_BT).to(losses_BT.dtype))
+        ctx.mark_non_differentiable(measured)
+        return loss.detach() / whole.ranks, measured / whole.ranks
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        (d_losses_BT,) = ctx.saved_tensors
+        return d_losses_BT * d_loss.to(d_losses_BT.dtype), None, None, None, None, None
+
+
+def _as_it_is(kept: Tensor) -> Tensor:
+    return kept
+
+
+def sums_of(losses_BT: Tensor, spans_BT: Tensor, number: int) -> Tensor:
     """The log-probability of each of K spans, [B, K], given the cross-entropies and the spans of some positions.
 
-    Each sum has one order, on every device.
+    In fp64, where the device has it. Each sum has one order, on every device.
     """
+    dtype = wide_dtype(losses_BT.device)
     return torch.stack([-losses_BT.masked_fill(spans_BT != span, 0.0).to(dtype).sum(1) for span in range(number)], 1)
 
 

@@ -221,10 +221,10 @@ def embedded(stream: Stream, layer: str) -> SavedTensor:
 
 
 def _compared(stream: Stream, layer: str, rows: SavedTensor) -> Iterator[SavedTensor]:
-    """What `operators.token_losses` keeps: the input of the head, log Z and loss of each token, target and column."""
+    """What `operators.token_losses` keeps: the input of the head; of each token log Z, loss, gradient and column."""
     yield replace(rows, name="head input")
-    dims, shape = (Dim.SAMPLE, Dim.POSITION), (stream.forward.samples, stream.positions)
-    for name, dtype in (("log Z", stream.forward.wide), ("loss", stream.forward.wide), ("column", "int64")):
+    dims, shape, wide = (Dim.SAMPLE, Dim.POSITION), (stream.forward.samples, stream.positions), stream.forward.wide
+    for name, dtype in (("log Z", wide), ("loss", wide), ("loss gradient", wide), ("column", "int64")):
         yield stream.tensor(f"{layer} {name}", shape, dims, dtype=dtype)
 
 

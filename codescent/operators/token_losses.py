@@ -20,6 +20,10 @@ Statistics = Callable[[Tensor, Tensor, torch.dtype], tuple[Tensor, Tensor, Tenso
 """Logits [N, V], targets [N], wide dtype -> log Z, the target's logit, its column here (-1: elsewhere), each [N]."""
 
 
+_SKIPPED = -2
+"""The column of a target that is negative."""
+
+
 def token_losses(
     x_ND: Tensor,
     weight_VD: Tensor,
@@ -77,17 +81,18 @@ class _TokenLosses(torch.autograd.Function):
             wanted_N = targets_N[rows]
             log_z_N[rows], at_target_N, columns_N[rows] = statistics(logits_NV, wanted_N.clamp(min=0), work)
             losses_N[rows] = (log_z_N[rows] - at_target_N).masked_fill(wanted_N < 0, 0.0)
-        ctx.save_for_backward(x_ND, weight_VD, targets_N, columns_N, log_z_N, losses_N)
+        columns_N.masked_fill_(targets_N < 0, _SKIPPED)
+        ctx.save_for_backward(x_ND, weight_VD, columns_N, log_z_N, losses_N)
         ctx.chunk, ctx.cap, ctx.gradient_dtype = chunk, cap, receiver_VD.dtype
         return losses_N
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_losses_N: Tensor) -> tuple[Tensor | None, ...]:
-        x_ND, weight_VD, targets_N, columns_N, log_z_N, losses_N = ctx.saved_tensors
+        x_ND, weight_VD, columns_N, log_z_N, losses_N = ctx.saved_tensors
         wants_x, _, wants_weight, *_ = ctx.needs_input_grad
         work, chunk = log_z_N.dtype, ctx.chunk
-        d_losses_N = d_losses_N.masked_fill(targets_N < 0, 0.0)
+        d_losses_N = d_losses_N.masked_fill(columns_N == _SKIPPED, 0.0)
         d_x_ND = torch.empty_like(x_ND) if wants_x else None
         d_weight_VD: Tensor | None = None
         for start in range(0, len(x_ND), chunk):

@@ -39,7 +39,12 @@ class Guard:
     """
 
     def __init__(
-        self, app: ASGIApp, service: ModelService, paths: Collection[str], token: str | None, hosts: Collection[str] | None
+        self,
+        app: ASGIApp,
+        service: ModelService,
+        paths: Collection[str],
+        token: str | None,
+        hosts: Collection[str] | None,
     ) -> None:
         """`token`: what the client must know; None: nothing. `hosts`: by which names; None: by any."""
         self._app, self._service, self._paths, self._token, self._hosts = app, service, paths, token, hosts

@@ -253,6 +253,7 @@ class Executor:
             self.loss_sum += one.outputs.detach()
             if chunk.part.objective_sums is not None:
                 self.objective_sums += chunk.part.objective_sums.flatten()
+                chunk.part.objective_sums = None
         else:
             one.outputs = chunk.part(inputs, **extras)
 
