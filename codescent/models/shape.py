@@ -77,6 +77,8 @@ class Shape:
     mup_base_head_dim: int = 0
     num_experts: int = 0
     refuses: ClassVar[Mapping[str, str]] = {}
+    refuses_values: ClassVar[Mapping[str, tuple[tuple[object, ...], str]]] = {}
+    uncompiled: ClassVar[str] = ""
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @classmethod
@@ -147,16 +149,6 @@ class Shape:
     def expert_rows(self, positions: int) -> int:
         """Rows of all experts of a layer that has some, of a sample of so many positions."""
         return 0
-
-    @property
-    def refuses_values(self) -> Mapping[str, tuple[tuple[object, ...], str]]:
-        """See the class."""
-        return {}
-
-    @property
-    def uncompiled(self) -> str:
-        """See the class."""
-        return ""
 
     @property
     def needs_weights(self) -> str:

@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any, ClassVar
 
 from codescent.models import block_operations, saved_blocks
+from codescent.models.llama import experts
 from codescent.models.llama.rope import READS, ROPE, fields_of, scaling_of, wrong_scaling
 from codescent.models.shape import WEIGHT_STD, Kind, Shape, attention, flops_of_blocks, linear, norm
 from codescent.operators import operations, saved_experts, saved_tensors
-from codescent.operators.saved_experts import ExpertSizes
 from codescent.operators.saved_tensors import ForwardPass, Stream
 from codescent.plan.activations import RECOMPUTES, SavedTensor
 from codescent.plan.divided import Dim
@@ -41,29 +41,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "llama-tiny": _TINY | {"vocab_size": 512, "seq_len": 256},
 }
 
-EXPERTS = (
-    "num_experts",
-    "experts_per_token",
-    "expert_dim",
-    "dense_layers",
-    "expert_every",
-    "route_norm",
-    "capacity_factor",
-)
-"""The fields of experts."""
-_REFUSED_OF_EXPERTS: Mapping[str, tuple[tuple[object, ...], str]] = {
-    "recompute": (
-        ("products",),
-        'keeps the products of whole layers, and each expert has its own; parallel.recompute = "full" computes '
-        "blocks again",
-    ),
-    "data_parallel": (
-        tuple(range(2, 1 << 10)),
-        "torch.nn.DataParallel copies modules, and the copies of routers count for themselves; parallel.dp_replicate "
-        "gives each device its own rank",
-    ),
-}
-_UNCOMPILED = "with model.num_experts: how many rows an expert has is known when they are routed"
 _FFN_MULTIPLE = 64
 _NORMS = {"first": (("norm_{}",), ()), "output": ((), ("norm_{}",)), "both": (("norm_{}",), ("norm_{}_out",))}
 """By `LlamaShape.norm`: the norms before and after a part, in which {} is the number of the part."""
@@ -173,7 +150,7 @@ class LlamaShape(Shape):
 
     def expert_rows(self, positions: int) -> int:
         """See `Shape`."""
-        return expert_sizes(self).rows(positions) if self.num_experts else 0
+        return experts.sizes_of(self).rows(positions) if self.num_experts else 0
 
     @property
     def inner_dim(self) -> int:
@@ -181,19 +158,19 @@ class LlamaShape(Shape):
         return self.expert_dim or self.ffn_dim
 
     @property
-    def uncompiled(self) -> str:
+    def uncompiled(self) -> str:  # type: ignore[override]
         """See `Shape`."""
-        return _UNCOMPILED if self.num_experts else ""
+        return experts.UNCOMPILED if self.num_experts else ""
 
     @property
-    def refuses_values(self) -> Mapping[str, tuple[tuple[object, ...], str]]:
+    def refuses_values(self) -> Mapping[str, tuple[tuple[object, ...], str]]:  # type: ignore[override]
         """See `Shape`."""
-        return _REFUSED_OF_EXPERTS if self.num_experts else {}
+        return experts.REFUSED if self.num_experts else {}
 
     def facts(self) -> dict[str, Any]:
         """See `Shape`. Of a scaling of frequencies a plan has what its method reads, and of experts what they read."""
         scaling, found = self.rope_scaling, super().facts()
-        left_out = () if self.num_experts else EXPERTS
+        left_out = () if self.num_experts else experts.EXPERTS
         found = {name: value for name, value in found.items() if name not in left_out}
         return found | {"rope_scaling": None if scaling is None else fields_of(scaling)}
 
@@ -217,7 +194,7 @@ def _wrong(full: Mapping[str, Any], bias: bool | None, dropout: float, where: st
     for name in ("rope_theta", "norm_eps", "score_cap", "logit_cap", "rope_local_theta", *ROPE):
         if isinstance(full.get(name), int | float) and not isinstance(full[name], bool) and not full[name] > 0.0:
             yield f"{where}.{name}: {full[name]} must be above 0"
-    yield from _wrong_experts(full, where)
+    yield from experts.wrong(full, where)
     if full.get("full_every") and not full.get("window"):
         yield f"{where}.full_every: given without {where}.window, of which it makes exceptions; give both"
     if full.get("rope_local_theta") and not full.get("window"):
@@ -227,30 +204,6 @@ def _wrong(full: Mapping[str, Any], bias: bool | None, dropout: float, where: st
     if turned % 2 or turned > channels:
         yield f"{where}.rotary_dim: {turned} of {channels} channels cannot turn in pairs; give an even number of them"
     yield from wrong_scaling(full, where)
-
-
-def _wrong_experts(full: Mapping[str, Any], where: str) -> Iterator[str]:
-    """Problems of the sizes of experts."""
-    experts, chosen = full.get("num_experts"), full.get("experts_per_token")
-    if not experts:
-        for name in EXPERTS[1:]:
-            if full.get(name) is not None:
-                yield f"{where}.{name}: given without {where}.num_experts; give both, or neither"
-        return
-    if not chosen:
-        yield f"{where}.experts_per_token: not given; of how many of the {experts} experts is each token computed?"
-    elif chosen > experts:
-        yield f"{where}.experts_per_token = {chosen}: there are {experts} experts ({where}.num_experts)"
-    if full.get("capacity_factor") is not None and not full["capacity_factor"] > 0.0:
-        yield f"{where}.capacity_factor: {full['capacity_factor']} must be above 0; leave it out to drop no token"
-    layers, dense, every = full.get("num_layers", 1), full.get("dense_layers") or 0, full.get("expert_every") or 1
-    if not any(layer > dense and layer % every == 0 for layer in range(1, layers + 1)):
-        yield (
-            f"{where}.num_experts = {experts}: no layer has experts with dense_layers = {dense} and expert_every = "
-            f"{every} of {layers} layers"
-        )
-    if full.get("mup_base_dim"):
-        yield f"{where}.mup_base_dim: mu-P has no rule for routers; leave it out, or {where}.num_experts"
 
 
 def parameters(shape: LlamaShape) -> Iterator[Parameter]:
@@ -271,7 +224,7 @@ def parameters(shape: LlamaShape) -> Iterator[Parameter]:
         block, depth = f"blocks.{layer}", layer + 1
         mean = 1.0 - shape.norm_offset
         attn = list(attention(f"{block}.attn", shape, WEIGHT_STD, residual_std, depth))
-        mlp = list(_experts(f"{block}.mlp", shape, residual_std, depth) if shape.routed[layer] else ())
+        mlp = list(experts.parameters(f"{block}.mlp", shape, residual_std, depth) if shape.routed[layer] else ())
         both = (ffn, 2, width)
         if not mlp:
             options: dict[str, Any] = {"depths": (depth,), "alternating": (1, 1)}
@@ -287,18 +240,6 @@ def parameters(shape: LlamaShape) -> Iterator[Parameter]:
     yield from norm("norm", width, shape.bias, end, mean=1.0 - shape.norm_offset)
     if not shape.tie_head:
         yield Parameter("head.weight", vocabulary, Role.VOCAB, WEIGHT_STD, depths=(end,))
-
-
-def _experts(name: str, shape: LlamaShape, out_std: float, depth: int) -> Iterator[Parameter]:
-    """The parameters of a layer of experts (see `operators.experts`)."""
-    experts, inner, width = shape.num_experts, shape.inner_dim, shape.hidden_dim
-    share = min(1.0, shape.experts_per_token / experts * (shape.capacity_factor or 1.0))
-    options: dict[str, Any] = {"depths": (depth,), "read_by": share}
-    yield Parameter(f"{name}.router.weight", (experts, width), Role.ROUTER, WEIGHT_STD, depths=(depth,))
-    yield Parameter(
-        f"{name}.experts.gate_up.weight", (inner, experts, 2, width), Role.EXPERT_COLUMN, WEIGHT_STD, **options
-    )
-    yield Parameter(f"{name}.experts.down.weight", (inner, experts, width), Role.EXPERT_ROW, out_std, **options)
 
 
 def forward_flops(shape: LlamaShape, seq_len: int) -> tuple[float, ...]:
@@ -330,7 +271,7 @@ def saved(shape: LlamaShape, forward: ForwardPass) -> Iterator[SavedTensor]:
         for name in before:
             yield from between(blocks, name.format(2), entered=False)
         if routed:
-            yield from saved_experts.layer(blocks, expert_sizes(shape), "mlp")
+            yield from saved_experts.layer(blocks, experts.sizes_of(shape), "mlp")
         else:
             yield from saved_blocks.feed_forward(blocks, shape, "gate_up", halves=2, by_torch=1)
         for name in after:
@@ -339,13 +280,6 @@ def saved(shape: LlamaShape, forward: ForwardPass) -> Iterator[SavedTensor]:
     end = saved_blocks.head(forward, shape)
     yield from norm(end, "norm")
     yield from saved_blocks.loss(end, shape, "tok" if shape.tie_head else "head", tied=shape.tie_head)
-
-
-def expert_sizes(shape: LlamaShape) -> ExpertSizes:
-    """The sizes of a layer of experts."""
-    return ExpertSizes(
-        shape.num_experts, shape.experts_per_token, shape.inner_dim, shape.route_norm, shape.capacity_factor
-    )
 
 
 def _saved_angles(shape: LlamaShape, forward: ForwardPass) -> Iterator[SavedTensor]:
@@ -380,7 +314,7 @@ def operators(shape: LlamaShape, forward: ForwardPass) -> Iterator[LayerOperator
         for name in before or after:
             yield operations.norm(blocks, name.format(2))
         if routed:
-            yield from saved_experts.operators(blocks, expert_sizes(shape), "mlp")
+            yield from saved_experts.operators(blocks, experts.sizes_of(shape), "mlp")
         else:
             yield from block_operations.feed_forward(blocks, shape, "gate_up", halves=2)
         for name in after if before else ():

@@ -27,19 +27,6 @@ UNREAD = ("transformers_version", "_name_or_path", "name_or_path", "torch_dtype"
 _NO_ROLES = "codescent does not know what the parameters of this kind do, so mu-P has no rates for them"
 _ONE_MODEL = "codescent does not know the layers of this kind, so it cannot divide them"
 
-_REFUSED_VALUES: Mapping[str, tuple[tuple[object, ...], str]] = {
-    "recompute": (
-        ("selective", "products"),
-        "chooses tensors inside of codescent's own layers, which this kind does not have; "
-        '"full" computes whole blocks again',
-    ),
-    "data_parallel": (
-        tuple(range(2, 1 << 10)),
-        "torch.nn.DataParallel copies modules, and this kind holds tied parameters outside of them; "
-        "parallel.dp_replicate gives each device its own rank",
-    ),
-}
-
 
 @dataclass(frozen=True)
 class TransformersShape(Shape):
@@ -64,11 +51,18 @@ class TransformersShape(Shape):
     bias: bool = True
     dropout: float = 0.0
     refuses: ClassVar[Mapping[str, str]] = dict.fromkeys(("pp", "tp", "cp"), _ONE_MODEL)
-
-    @property
-    def refuses_values(self) -> Mapping[str, tuple[tuple[object, ...], str]]:
-        """See `Shape`."""
-        return _REFUSED_VALUES
+    refuses_values: ClassVar[Mapping[str, tuple[tuple[Any, ...], str]]] = {
+        "recompute": (
+            ("selective", "products"),
+            "chooses tensors inside of codescent's own layers, which this kind does not have; "
+            '"full" computes whole blocks again',
+        ),
+        "data_parallel": (
+            tuple(range(2, 1 << 10)),
+            "torch.nn.DataParallel copies modules, and this kind holds tied parameters outside of them; "
+            "parallel.dp_replicate gives each device its own rank",
+        ),
+    }
 
     @property
     def causal_layers(self) -> int:
