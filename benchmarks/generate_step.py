@@ -59,7 +59,7 @@ def codescent(arguments: argparse.Namespace, work: Work) -> Generate:
     """codescent's decoder and its engine. No page of an earlier turn is used again."""
     folder = open_folder(arguments.weights)
     facts = models.facts_of(folder.kind.name, folder.shape)
-    values = InitialValues(0, replace(facts, weights=str(arguments.weights)))
+    values = InitialValues(0, replace(facts, weights=str(arguments.weights)), arguments.precision)
     parameters = models.parameters_of(folder.kind.name, folder.shape)
     module = models.construct(facts)
     whole = {p.name: values.box(p, tuple(slice(0, size) for size in p.shape)) for p in parameters}

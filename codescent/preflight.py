@@ -42,6 +42,7 @@ from codescent.data.samples import AnyDataset
 from codescent.hub.cache import weights_place
 from codescent.huggingface.folder import fitting, open_folder
 from codescent.huggingface.named import DATA_KEYS, keys_of_run, obtain_all
+from codescent.huggingface.peft_folder import open_merged, open_start
 from codescent.plan import DECAY_STEPS, SCALE_RANKS, Plan, Scalar
 from codescent.planner.prediction import cluster_of_run
 from codescent.planner.search import auto
@@ -417,6 +418,10 @@ def check_weights(plan: Plan, dataset: AnyDataset, *, resume: bool) -> None:
         return
     named = str(plan.task.identity["tokenizer"])
     folder = fitting(weights_place(model.weights), model, dataset.tokenizer_text, named)
+    if model.adapters is not None:
+        open_merged(Path(model.adapters), folder)
+    if model.lora is not None and model.lora.start is not None and not resume:
+        open_start(Path(model.lora.start), folder, model.lora)
     declared = [tensor.parameter for tensor in plan.tensors]
     missing = [parameter.name for parameter in declared if not (parameter.trained or folder.has(parameter))]
     if missing:

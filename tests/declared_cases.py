@@ -232,6 +232,10 @@ def lora_cases() -> dict[str, Case]:
     bert = {"kind": "bert", "num_layers": 2, "vocab_size": 97}
     for tp in ({"tp": 2}, {"tp": 2, "sequence_parallel": False}, {"tp": 2, "dp_shard": 2}):
         cases[f"bert {tp}"] = case(**tp, model=bert, task="qa", lora={"rank": 3})
+    dora: dict[str, Any] = {"rank": 3, "dora": True, "dropout": 0.1}
+    for name in ("zero 2", "zero 3", "tp", "tp without sequence, full", "pp x tp", "fsdp x tp", "everything 32"):
+        cases[f"dora, {name}"] = case(**layouts[name], lora=dora)
+    cases["dora, llama x tp"] = case(tp=2, model={"kind": "llama", "num_kv_heads": 2}, lora=dora)
     return cases
 
 

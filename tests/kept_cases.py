@@ -200,6 +200,20 @@ def adapter_cases() -> dict[str, Case]:
     return cases
 
 
+def method_cases() -> dict[str, Case]:
+    """Adapters with DoRA and dropout."""
+    layouts: dict[str, dict[str, Any]] = {"one rank": {}, "tp": {"tp": 2}, "cp x pp": {"cp": 2, "pp": 2}}
+    lora = {"rank": 3, "dora": True, "dropout": 0.1}
+    choices = product(("gpt2", "llama", "mlm"), ("fp32", "bf16"), layouts.items(), ("none", "selective", "full"))
+    return {
+        f"{kind} {name}-{precision}-{recompute}": of_kind(
+            kind, 0.0, layout, lora=lora, recompute=recompute, precision=precision
+        )
+        for kind, precision, (name, layout), recompute in choices
+        if not (kind == "mlm" and "cp" in layout)
+    }
+
+
 def sample_cases() -> dict[str, Case]:
     """Of one sample some parts of a tensor are views, of several they are copies."""
     names = ("pp", "tp", "pp 4", "pp zero-bubble", "pp 4 x tp", "pp 4 zero-bubble", "pp zero-bubble x tp")
@@ -250,6 +264,7 @@ SLOW = {
     "kinds": kind_cases,
     "layouts": layout_cases,
     "adapters": adapter_cases,
+    "methods": method_cases,
     "samples": sample_cases,
     "large": large_cases,
     "objectives": objective_cases,

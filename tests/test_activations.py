@@ -62,6 +62,6 @@ def test_a_rank_keeps_what_is_declared_of_one_sample(forker: Forker, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("group", ["adapters", "large", "objectives", "preferences"])
+@pytest.mark.parametrize("group", ["adapters", "methods", "large", "objectives", "preferences"])
 def test_a_rank_keeps_what_is_declared_with(forker: Forker, tmp_path: Path, group: str) -> None:
     check_part(forker, tmp_path, group, 0, 1)

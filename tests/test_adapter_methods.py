@@ -34,7 +34,7 @@ pytestmark = [  # what peft and transformers say of each other
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning"),
 ]
-METHODS = {"rslora": Method(rslora=True)}
+METHODS = {"rslora": Method(rslora=True), "dora": Method(dora=True), "both": Method(rslora=True, dora=True)}
 BASES = {"gpt2": gpt2, "llama": llama}
 
 
@@ -64,7 +64,7 @@ def pair(base: Path, folder: Path, method: Method) -> tuple[torch.nn.Module, Any
 def ours(base: Path, lora: Lora) -> torch.nn.Module:
     read = open_folder(base)
     facts = models.facts_of(read.kind.name, replace(read.shape, dropout=0.0), None, lora, 0, str(base))
-    module, first = models.construct(facts, "cpu"), InitialValues(1, facts)
+    module, first = models.construct(facts, "cpu"), InitialValues(1, facts, "fp32")
     declared = {one.name: one for one in models.parameters_of(read.kind.name, read.shape, lora)}
     with torch.no_grad():
         for number, (name, tensor) in enumerate(module.named_parameters()):
@@ -87,7 +87,11 @@ def test_logits_and_gradients_are_those_of_peft(bases: Path, tmp_path: Path, bas
     targets = tokens.roll(-1, 1)
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
     mine(tokens, targets, loss_scale=1 / targets.numel()).backward()
-    found = {name.replace(".default", ""): one.grad for name, one in theirs.named_parameters() if one.requires_grad}
+    found = {
+        name.replace(".default", "").replace("vector.weight", "vector"): one.grad
+        for name, one in theirs.named_parameters()
+        if one.requires_grad
+    }
     assert found.keys() == {part.tensor for part in adapters.parts}
     gradients = {name: torch.zeros_like(one) for name, one in mine.named_parameters() if one.requires_grad}
     for part in adapters.parts:  # q, k and v share our A: its gradient is the sum of theirs
@@ -175,6 +179,7 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
 }
 OF_METHOD: dict[str, tuple[str, ...]] = {
     "dropout": ("lora.dropout=0.3",),
+    "dora": ("lora.dora=true", "lora.rslora=true"),
 }
 KIND_WORDS = {
     "llama": ("model.kind=llama", "model.num_kv_heads=2", "model.tie_head=true", "model.hidden_dim=24"),

@@ -79,6 +79,8 @@ ALLOWED_TO_READ = {
     "doctor/facts.py": 3,
     "doctor/pairs.py": 1,
     "huggingface/folder.py": 1,  # after refuse_unreadable, here and below
+    "huggingface/merged.py": 1,
+    "huggingface/peft_folder.py": 1,
     "huggingface/read.py": 1,
     "launch/environment.py": 1,
     "launch/memory_kills.py": 3,

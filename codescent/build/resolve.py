@@ -3,7 +3,7 @@ Does not look at the layout, the batch or the ranks (accept.py does), and does n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from codescent import models, tasks
@@ -70,7 +70,8 @@ def resolve_into(config: Config, vocab_size: int | None, problems: list[str]) ->
     if wanted.rank is not None:
         try:
             own = models.parameters_of(request.kind, shape)
-            method = lora_shape.Method(wanted.rslora, wanted.dropout)
+            start = None if wanted.weights is None else str(wanted.weights)
+            method = lora_shape.Method(wanted.rslora, wanted.dropout, wanted.dora, start)
             lora = lora_shape.resolve(own, wanted.rank, wanted.alpha, wanted.targets, wanted.whole, method)
         except UserError as error:
             problems += error.problems
@@ -80,6 +81,8 @@ def resolve_into(config: Config, vocab_size: int | None, problems: list[str]) ->
     where = None if weights is None else str(weights)
     tokens = shape.streams[-1] if shape.streams else seq_len
     model = models.facts_of(request.kind, shape, seq_len, lora, head_chunk_tokens(config), where)
+    if weights is not None and config.model.adapters is not None:
+        model = replace(model, adapters=str(config.model.adapters))
     return Resolved(model, shape, tasks.task_of(request).facts(request, shape), request, seq_len, tokens)
 
 

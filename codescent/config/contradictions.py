@@ -100,6 +100,8 @@ def _lora_contradictions(config: Config) -> Iterator[Contradiction]:
             if getattr(lora, name) != field.default:
                 yield (f"lora.{name}", "lora.rank"), "given, but lora.rank is not: there are no adapters"
         return
+    if lora.weights is not None and config.model.weights is None:
+        yield ("lora.weights", "model.weights"), "given, but model.weights is not: adapters belong to frozen weights"
     if config.train.compile == "model":
         yield (
             ("train.compile", "lora.rank"),

@@ -33,7 +33,7 @@ DEFAULT = "default"
 PRESET = "model.preset"
 PRESET_DECIDES = frozenset(
     f"model.{name}" for name, field in Model.model_fields.items() if field.default is None
-).difference((PRESET, "model.weights"))
+).difference((PRESET, "model.weights", "model.adapters"))
 """The kind and the sizes of a model."""
 
 STEPS = {"train.num_steps", "train.num_epochs"}

@@ -77,6 +77,10 @@ class Model(Section):
         "hf://Qwen/Qwen3-0.6B@REVISION; also of the model's kind and sizes if the sizes are not given; auto: random "
         "weights"
     )
+    adapters: PathFromAnywhere | None = auto(
+        "folder of adapters of peft that are merged into model.weights when these are read; auto: none",
+        only=given("model.weights"),
+    )
     num_layers: int | None = auto("blocks (gpt2, llama, bert)", ge=1, le=10_000)
     num_encoder_layers: int | None = auto("layers of the encoder (transformer)", ge=1, le=10_000)
     num_decoder_layers: int | None = auto("layers of the decoder (transformer)", ge=1, le=10_000)
@@ -241,8 +245,12 @@ class Lora(Section):
 
     rank: int | None = auto("rank of the adapters; auto: no adapters, all parameters are trained", ge=1, le=1_000_000)
     alpha: float | None = auto("the output of an adapter is multiplied by alpha / rank; auto: 2 x rank", gt=0)
+    dora: bool = key(False, "lengths of the rows of adapted matrices are trained apart from directions (DoRA)")
     dropout: float = key(0.0, "probability of dropout of what an adapter reads, in training", ge=0, lt=1)
     rslora: bool = key(False, "the output of an adapter is multiplied by alpha / sqrt(rank) (rsLoRA)")
+    weights: PathFromAnywhere | None = auto(
+        "folder of adapters of peft with which the run begins, with the same rank, alpha and layers; auto: new adapters"
+    )
     targets: Text | None = auto(
         'layers with an adapter, such as "attn.qkv, mlp.down"; auto: every matrix of the blocks'
     )

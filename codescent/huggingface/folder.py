@@ -398,11 +398,11 @@ def _differ(found: Mapping[str, Stored], name: str, other: str) -> Iterator[str]
     if other not in found:
         return
     first, second = found[name], found[other]
-    if (first.shape, first.dtype) != (second.shape, second.dtype) or _digest(first) != _digest(second):
+    if (first.shape, first.dtype) != (second.shape, second.dtype) or digest_of(first) != digest_of(second):
         yield f"{first.file}: {name} differs from {other}, though config.json has tie_word_embeddings = true"
 
 
-def _digest(stored: Stored) -> bytes:
+def digest_of(stored: Stored) -> bytes:
     """SHA-256 of a tensor's bytes. The header of its file says where they are."""
     entries, first = read_header(stored.file)
     start, stop = entries[stored.name]["data_offsets"]

@@ -13,12 +13,13 @@ from codescent.base.hub_name import is_hub_name, parse
 from codescent.huggingface.correspond import Row, Theirs, TheirTensor, correspond, words
 from codescent.huggingface.folder import parts_of
 from codescent.huggingface.kind import Kind
-from codescent.models.lora.declare import A, B, is_adapter
+from codescent.models.lora.declare import MAGNITUDE, A, B, is_adapter
 from codescent.plan.model import Lora
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-_PREFIX = "base_model.model."
+PREFIX = "base_model.model."
+"""What `peft` writes before the name of a module."""
 _RANK = "R"  # the axis of the adapter's rank: no table uses this letter
 
 
@@ -36,7 +37,7 @@ class Adapters:
         self.parts = _parts(kind, shape, lora, self._rows)
         tensors = [part.tensor for of_one in parts_of(kind, shape).values() for part in of_one]
         self._modules = list(dict.fromkeys(_owner(name) for name in (*tensors, *kind.tied)))
-        self._whole = [p.tensor.removeprefix(_PREFIX) for p in self.parts if not is_adapter(p.parameter)]
+        self._whole = [p.tensor.removeprefix(PREFIX) for p in self.parts if not is_adapter(p.parameter)]
 
     def refusals(self) -> Iterator[str]:
         """Why `peft` cannot load the folder: it copies a layer trained whole without modules inside or tied to it."""
@@ -50,7 +51,7 @@ class Adapters:
         """The text of adapter_config.json. `task_type`: `peft`'s name of the task. `base`: folder of base weights, or
         their name at a hub: then the file has their repository and revision."""
         named = parse(base) if is_hub_name(base) else None
-        names = [p.tensor.removeprefix(_PREFIX) for p in self.parts if is_adapter(p.parameter)]
+        names = [p.tensor.removeprefix(PREFIX) for p in self.parts if is_adapter(p.parameter)]
         targets = list(dict.fromkeys(_module(name.rpartition(".lora_")[0]) for name in names))
         values = {
             "peft_type": "LORA",
@@ -65,7 +66,7 @@ class Adapters:
             "target_modules": _targets(targets, set(map(_module, self._modules))),
             "modules_to_save": _ends(list(dict.fromkeys(map(_owner, self._whole))), self._modules) or None,
             "use_rslora": self._lora.rslora,
-            "use_dora": False,
+            "use_dora": self._lora.dora,
             "inference_mode": True,
         }
         return json.dumps(values, indent=2) + "\n"
@@ -75,13 +76,13 @@ def _parts(kind: Kind, shape: models.Shape, lora: Lora, rows: Sequence[Row]) -> 
     trained = [p for p in models.parameters_of(kind.name, shape, lora) if p.trained]
     table = [
         *(adapter for row in rows if len(words(row.dims)) > 1 for adapter in _adapter(row)),
-        *(replace(row, theirs=tuple(replace(one, name=_PREFIX + one.name) for one in row.theirs)) for row in rows),
+        *(replace(row, theirs=tuple(replace(one, name=PREFIX + one.name) for one in row.theirs)) for row in rows),
     ]
     by_parameter = correspond(trained, table, kind.axes(shape))
     found = [part for parameter in trained for part in by_parameter[parameter.name]]
-    heads = {_PREFIX + name: head for head, name in kind.tied.items()}
+    heads = {PREFIX + name: head for head, name in kind.tied.items()}
     tied = [part for part in found if part.tensor in heads and len(part.parameter.depths) > 1]
-    return found + [replace(part, tensor=_PREFIX + heads[part.tensor]) for part in tied]
+    return found + [replace(part, tensor=PREFIX + heads[part.tensor]) for part in tied]
 
 
 def _adapter(row: Row) -> Iterator[Row]:
@@ -89,14 +90,17 @@ def _adapter(row: Row) -> Iterator[Row]:
     owner, (*outputs, inputs) = _owner(row.parameter), words(row.dims)
     theirs_a: list[Theirs] = []
     theirs_b: list[Theirs] = []
+    magnitudes: list[Theirs] = []
     for one in row.theirs:
-        module = _PREFIX + _owner(one.name)
+        module = PREFIX + _owner(one.name)
         (their_outputs,) = (word for word in words(one.dims) if word != inputs)
         adapter_a = Theirs(f"{module}.lora_A.weight", f"{_RANK} {inputs}")
         theirs_a += [adapter_a] if adapter_a not in theirs_a else []  # one of all pieces of a matrix
+        magnitudes.append(replace(one, name=f"{module}.lora_magnitude_vector", dims=their_outputs))
         theirs_b.append(replace(one, name=f"{module}.lora_B.weight", dims=f"{their_outputs} {_RANK}"))
     yield Row(f"{owner}.{A}", f"{_RANK} {inputs}", tuple(theirs_a))
     yield Row(f"{owner}.{B}", " ".join([*outputs, _RANK]), tuple(theirs_b))
+    yield Row(f"{owner}.{MAGNITUDE}", " ".join(outputs), tuple(magnitudes))
 
 
 def _owner(name: str) -> str:

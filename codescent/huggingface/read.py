@@ -4,7 +4,8 @@ Does not check the folder (folder.py does)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,10 +14,22 @@ from safetensors import safe_open
 from codescent.base.reading import refuse_unreadable
 from codescent.base.torch_dtypes import CODE_DTYPES
 from codescent.huggingface.correspond import Index, TheirTensor
-from codescent.huggingface.folder import Folder, Stored
+from codescent.huggingface.folder import Stored
 
 
-def box(folder: Folder, name: str, slices: Sequence[slice]) -> torch.Tensor:
+class Readable(Protocol):
+    """A checked folder: the tensors of each of our parameters, and the file of each tensor."""
+
+    @property
+    def parts(self) -> Mapping[str, tuple[TheirTensor, ...]]:
+        """Their tensors, by our parameter's name."""
+
+    @property
+    def tensors(self) -> Mapping[str, Stored]:
+        """Where each tensor is, by its name."""
+
+
+def box(folder: Readable, name: str, slices: Sequence[slice]) -> torch.Tensor:
     """Values of a box (one slice per dim) of one of our parameters, in the folder's number format.
 
     Args:

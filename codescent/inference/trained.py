@@ -36,6 +36,9 @@ from codescent.plan import WIDE, Parameter
 from codescent.preflight import request_with_kept
 from codescent.record import CONFIG, RunFolder
 
+_ROWS = 1024
+"""Rows of a matrix in memory at a time, to measure them."""
+
 Slices = tuple[slice, ...]
 
 
@@ -123,6 +126,7 @@ class Values:
         ]
         if problems:
             raise UserError(*problems)
+        self._factors_of: tuple[str, torch.Tensor] = ("", torch.empty(0))  # of the matrix that was read last
         self._initial_values = None if resolved.model.lora is None else _initial_values(trained)
 
     def trained(self, name: str, slices: Slices) -> torch.Tensor:
@@ -130,26 +134,53 @@ class Values:
         return self._reader.box(f"{self._kind}.{name}", slices)
 
     def box(self, name: str, slices: Slices) -> torch.Tensor:
-        """A box of a parameter of the model, with its adapter merged (Hu et al. 2021, 4.1)."""
+        """A box of a parameter of the model, with its adapter merged (Hu et al. 2021, 4.1; with DoRA Liu et al. 2024,
+        equation 5)."""
         parameter = self._parameters[name]
         if parameter.trained or self._initial_values is None:
             return self.trained(name, slices)
-        # Round the weights as in training; compute the sum in the optimizer's dtype.
-        wide = TORCH_DTYPE[WIDE[self._precision]]
-        value = self._initial_values.box(parameter, slices).to(TORCH_DTYPE[self._precision]).to(wide)
-        name_a, name_b = lora_shape.names(name)
-        if self._lora is None or len(parameter.shape) < 2 or name_a not in self._parameters:
+        # The weights are rounded as in training; the sum is computed in the optimizer's dtype.
+        value = self._frozen(parameter, slices)
+        adapted = len(parameter.shape) > 1 and lora_shape.names(name)[0] in self._parameters
+        if self._lora is None or not adapted:
             return value
+        value = self._sum(name, slices, value)
+        return value.mul_(self._factors(name, slices[:-1])[..., None]) if self._lora.dora else value
+
+    def _frozen(self, parameter: Parameter, slices: Slices) -> torch.Tensor:
+        assert self._initial_values is not None
+        return self._initial_values.held(parameter, slices).to(TORCH_DTYPE[WIDE[self._precision]])
+
+    def _sum(self, name: str, slices: Slices, value: torch.Tensor) -> torch.Tensor:
+        """`value`, a box of a frozen matrix, plus scale B A of its adapter."""
+        assert self._lora is not None
+        name_a, name_b = lora_shape.names(name)
         rank = slice(0, self._lora.rank)
         a_RI, b_OR = self.trained(name_a, (rank, slices[-1])), self.trained(name_b, (*slices[:-1], rank))
         return value.add_(b_OR @ a_RI, alpha=self._lora.scale)
+
+    def _factors(self, name: str, slices: Slices) -> torch.Tensor:
+        """By what DoRA multiplies rows of a matrix: the trained lengths divided by those that they have.
+
+        Those of all rows of one matrix stay in memory: a matrix may be read in boxes of its columns.
+        """
+        if self._factors_of[0] != name:
+            matrix = self._parameters[name]
+            every = tuple(slice(0, size) for size in matrix.shape)
+            parts = [
+                (slice(row, min(row + _ROWS, every[0].stop)), *every[1:]) for row in range(0, every[0].stop, _ROWS)
+            ]
+            squares = [self._sum(name, part, self._frozen(matrix, part)).square_().sum(-1) for part in parts]
+            magnitude = self.trained(lora_shape.magnitude_name(name), every[:-1])
+            self._factors_of = name, magnitude / torch.cat(squares).sqrt_()
+        return self._factors_of[1][slices]
 
 
 def _initial_values(trained: Trained) -> InitialValues:
     """The initial values of the run. Raises UserError: the folder model.weights is missing or has changed."""
     run, weights = trained.folder.path, trained.resolved.model.weights
     try:
-        found = InitialValues(trained.config.run.seed, trained.resolved.model)
+        found = InitialValues(trained.config.run.seed, trained.resolved.model, trained.config.train.precision)
     except UserError as error:
         words = (
             f"{run}: its checkpoints have only adapters, so the folder model.weights is needed; if it has moved, "
@@ -160,7 +191,7 @@ def _initial_values(trained: Trained) -> InitialValues:
             words = f"{run}: {needs}: {command('fetch', str(weights))}"
         raise UserError(words, *error.problems) from error
     base = trained.saved.state.get("base")
-    same = base is None if found.folder is None else base is not None and found.folder.matches(base)
+    same = base is None if found.weights is None else base is not None and found.weights.matches(base)
     if not same:
         raise UserError(f"{weights}: not the weights with which the adapters of {run} were trained")
     return found

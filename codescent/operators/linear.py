@@ -18,6 +18,9 @@ from codescent.plan.activations import SMALL_BYTES
 
 # Shapes: B batch, T positions, N = B * T, I inputs, O outputs, R the adapter's rank.
 
+_ROWS_NUMEL = 1 << 24
+"""Elements of a matrix whose rows are measured at a time: 64 MiB in fp32."""
+
 Deferred = list[tuple[Tensor, "partial[Tensor]"]]
 """Weights whose gradients a backward pass has deferred, each with the function that computes the gradient.
 
@@ -69,6 +72,8 @@ class Linear(nn.Module):
     Attributes:
         lora_a, lora_b: the two matrices of the adapter; None: no adapter.
         scale: factor on the product of the adapter.
+        lora_magnitude: the lengths of the rows of W + scale B A (DoRA); None: they are as they are.
+        sum_ranks: function that adds squares of lengths over ranks; None: no function. Set if the inputs are split.
         adapter_dropout: probability of dropout of what the adapter reads.
         adapter_keys_B: see `Drops`; set for each micro-batch.
         adapter_rows_T: see `Drops`.
@@ -88,6 +93,9 @@ class Linear(nn.Module):
         self.lora_b: nn.Parameter | None
         self.register_parameter("lora_a", None)
         self.register_parameter("lora_b", None)
+        self.lora_magnitude: nn.Parameter | None
+        self.register_parameter("lora_magnitude", None)
+        self.sum_ranks: Callable[[Tensor], Tensor] | None = None
         self.scale, self.adapter_dropout, self.first_input = 0.0, 0.0, 0
         self.adapter_keys_B: Tensor | None = None
         self.adapter_rows_T: Tensor | None = None
@@ -100,9 +108,13 @@ class Linear(nn.Module):
         """[B, T, O]."""
         if self.before is not None:
             x_BTI = self.before(x_BTI)
-        if self.after is None:
+        if self.after is None and self.lora_magnitude is None:
             return self._product(x_BTI, self.bias)
-        y_BTO = self.after(self._product(x_BTI, None))
+        y_BTO = self._product(x_BTI, None)
+        if self.lora_magnitude is not None:
+            y_BTO = self._with_magnitude(y_BTO, self.lora_magnitude)
+        if self.after is not None:
+            y_BTO = self.after(y_BTO)
         return y_BTO if self.bias is None else y_BTO + self.bias
 
     @property
@@ -118,6 +130,16 @@ class Linear(nn.Module):
             return None
         assert self.adapter_keys_B is not None, "training with dropout: call set_dropout_context first"
         return Drops(self.adapter_keys_B, self.adapter_dropout, self.adapter_rows_T, self.first_input)
+
+    def _with_magnitude(self, y: Tensor, magnitude: Tensor) -> Tensor:
+        adapter = self.adapter
+        assert adapter is not None
+        squares = squared_lengths(self.weight, adapter)
+        lengths = (squares if self.sum_ranks is None else self.sum_ranks(squares)).sqrt()
+        if torch.compiler.is_compiling():
+            return y * _of_outputs((magnitude.to(lengths.dtype) / lengths).to(y.dtype))
+        scaled: Tensor = _WithMagnitude.apply(y, magnitude, lengths)  # type: ignore[no-untyped-call]
+        return scaled
 
     def _product(self, x_BTI: Tensor, bias_O: Tensor | None) -> Tensor:
         if self.deferred is None:
@@ -171,6 +193,46 @@ class _DroppedProduct(torch.autograd.Function):
         x_BTI, a_RI = ctx.saved_tensors
         d_a_RI = products.mm(d_u_NR.t(), dropped(x_BTI, ctx.drops))
         return ctx.drops(products.mm(d_u_NR, a_RI).view_as(x_BTI)), d_a_RI, None
+
+
+@torch.no_grad()
+def squared_lengths(weight: Tensor, adapter: Adapter) -> Tensor:
+    """The squared length of each row of W + scale B A: [O], or [F, 2] of two halves. A constant for gradients.
+
+    Liu et al. 2024, "DoRA", section 4.3. It is computed in at least fp32, some rows at a time.
+    """
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    a_RI, rows, columns = adapter.a_RI.to(wide), weight.flatten(0, -2), adapter.b_OR.flatten(0, -2)
+    step = max(1, _ROWS_NUMEL // rows.shape[1])
+    found = []
+    for first in range(0, len(rows), step):
+        part = slice(first, first + step)
+        sums_OI = torch.addmm(rows[part].to(wide), columns[part].to(wide), a_RI, alpha=adapter.scale)
+        found.append(sums_OI.square_().sum(-1))
+    return torch.cat(found).view(weight.shape[:-1])
+
+
+def _of_outputs(numbers: Tensor) -> Tensor:
+    """A number of each output, so that it multiplies outputs: [O], or [2, 1, 1, F] of [F, 2]."""
+    return numbers if numbers.ndim == 1 else numbers.t()[:, None, None]
+
+
+class _WithMagnitude(torch.autograd.Function):
+    """y m / |W + scale B A|, of each row of the matrix (Liu et al. 2024, "DoRA", equations 5 and 11)."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, magnitude: Tensor, lengths: Tensor) -> Tensor:
+        ctx.save_for_backward(y, magnitude, lengths)
+        return y * _of_outputs((magnitude.to(lengths.dtype) / lengths).to(y.dtype))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_scaled: Tensor) -> tuple[Tensor, Tensor, None]:
+        y, magnitude, lengths = ctx.saved_tensors
+        d_y = d_scaled * _of_outputs((magnitude.to(lengths.dtype) / lengths).to(y.dtype))
+        halves = magnitude.ndim - 1
+        sums = (d_scaled * y).flatten(halves, -2).sum(halves, dtype=lengths.dtype)
+        return d_y, ((sums.t() if halves else sums) / lengths).to(magnitude.dtype), None
 
 
 def weight_gradient(ctx: Any, make: partial[Tensor], *, wanted: bool) -> Tensor | None:

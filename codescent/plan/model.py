@@ -27,6 +27,9 @@ class Lora:
         whole: layers whose own parameters are trained.
         rslora: the scale is alpha / sqrt(rank) (Kalajdzievski 2023, "A Rank Stabilization Scaling Factor for
             Fine-Tuning with LoRA", theorem 3.2).
+        start: folder of `peft` with the adapters with which the run begins; None: they are new.
+        dora: rows of the adapted matrix have trained lengths (Liu et al. 2024, "DoRA: Weight-Decomposed Low-Rank
+            Adaptation", equation 5).
         dropout: probability of dropout of what an adapter reads, in training.
     """
 
@@ -36,6 +39,8 @@ class Lora:
     whole: tuple[str, ...]
     rslora: bool = brief(False)
     dropout: float = brief(0.0)
+    dora: bool = brief(False)
+    start: str | None = brief(None)
 
     @property
     def scale(self) -> float:
@@ -84,6 +89,7 @@ class ModelFacts:
         sizes: all fields of the shape class of this kind of model. `models.shape_of_facts` rebuilds the shape.
         lora: the adapters; None: every parameter is trained.
         weights: folder of the initial weights; None: weights are initialised at random.
+        adapters: folder of adapters of `peft` that are merged into these weights; None: there are none.
         window: of how many positions a query sees the keys; 0: of all.
         full_every: with a window: every so-many-th layer has none; 0: all have it.
         score_cap: soft cap of the scores of attention; 0: none.
@@ -113,6 +119,7 @@ class ModelFacts:
     logit_cap: float = brief(0.0)
     num_experts: int = brief(0)
     expert_rows: int = brief(0)
+    adapters: str | None = brief(None)
 
     @property
     def windows(self) -> tuple[int, ...]:

@@ -37,6 +37,8 @@ class Role(StrEnum):
     LOGITS = "logits"  # a head with few outputs, replicated: its loss reads all positions
     ADAPTER = "adapter"  # the replicated matrix of an adapter; each rank has a partial gradient
     ADAPTER_COLUMN = "adapter_column"  # matrix B of the adapter of a COLUMN matrix; split along the outputs
+    MAGNITUDE = "magnitude"  # lengths of the rows of a ROW matrix (DoRA): replicated, with a partial gradient
+    MAGNITUDE_COLUMN = "magnitude_column"  # those of a COLUMN matrix; split along the outputs
     ADAPTER_ROW = "adapter_row"  # matrix A of the adapter of a ROW matrix; split along the inputs
     EXPERT_COLUMN = "expert_column"  # the first matrices of all experts, [outputs, experts, ...]: split along both dims
     EXPERT_ROW = "expert_row"  # the second matrices of all experts, [inputs, experts, outputs]: split along both dims
@@ -79,8 +81,8 @@ class Parameter:
 
     @property
     def decay(self) -> bool:
-        """Weight decay applies to matrices and embeddings, not to biases and norms."""
-        return len(self.shape) >= 2
+        """Weight decay applies to matrices and embeddings, not to biases, norms and magnitudes."""
+        return len(self.shape) >= 2 and self.role is not Role.MAGNITUDE_COLUMN
 
     @property
     def numel(self) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
+from itertools import groupby, product
 from typing import TYPE_CHECKING, Any, cast
 
 from codescent.base.counted import counted
@@ -35,6 +35,7 @@ DIM: Mapping[Role, int] = {
     Role.ADAPTER_COLUMN: 0,
     Role.EXPERT_COLUMN: 0,
     Role.EXPERT_ROW: 0,
+    Role.MAGNITUDE_COLUMN: 0,
     Role.ROW: 1,
     Role.ADAPTER_ROW: 1,
 }
@@ -51,6 +52,7 @@ WHATS = (
     INPUTS_AGAIN := "inputs, recomputed",
     OUTPUTS_AGAIN := "outputs, recomputed",
     HEAD_ROWS := "gradients of the head's rows",
+    LENGTHS := "squared lengths of rows, of adapters",
     SQUARES := "sums over all heads, of norms",
     LARGEST := "largest logits",
     SUMS := "sums of exponentials, logits of the targets",
@@ -105,7 +107,7 @@ class TensorParallel(Strategy):
         if dim is not None:
             shard = Placement({**tensor.weights.shards, self.axis: dim})
             return replace(tensor, weights=shard, gradients=shard, optimizer=shard)
-        always = Role.ADAPTER, Role.HEAD_NORM, Role.ROUTER
+        always = Role.ADAPTER, Role.HEAD_NORM, Role.ROUTER, Role.MAGNITUDE
         partial_sum = candidate.layout.sequence_parallel or tensor.parameter.role in always
         if partial_sum and tensor.parameter.trained:
             return replace(tensor, partial=(*tensor.partial, self.axis))
@@ -166,6 +168,7 @@ class TensorParallel(Strategy):
                 layer.first_output = index * -(-tensor.parameter.shape[0] // degree)
             elif tensor.parameter.role in ROWS:
                 layer.after = after
+                layer.sum_ranks = partial(summed, group=group)
                 layer.first_input = index * -(-tensor.parameter.shape[1] // degree)
             elif tensor.parameter.role is Role.ROUTER:
                 layer.share = 1.0 / degree
@@ -257,6 +260,7 @@ def _of_depths(plan: Plan, held: Sequence[Parameter], depths: range) -> Iterator
             yield _record(plan, collective, numel, verb, what, times)
     tokens = work.microbatch_size * work.positions(-1) // plan.mesh.cp
     yield from _sums_of_norms(plan, sum(parameter.role is Role.COLUMN_NORM for parameter in read) // 2, tokens)
+    yield from _lengths_of_rows(plan, [parameter for parameter in read if parameter.role is Role.MAGNITUDE])
     if vocabulary:
         yield from _losses(plan, round(tokens * plan.task.head_share))
     for small in read if plan.layout.sequence_parallel and head in depths else ():
@@ -301,6 +305,13 @@ def _sums_of_norms(plan: Plan, times: int, tokens: int) -> Iterator[Traffic]:
     for verb, count in ((Verb.FORWARD, times), (plan.schedule.input_verb, times * (2 if again else 1))):
         if count:
             yield _record(plan, Collective.ALL_REDUCE, 2 * tokens, verb, SQUARES, count, WIDE[plan.work.precision])
+
+
+def _lengths_of_rows(plan: Plan, of: Sequence[Parameter]) -> Iterator[Traffic]:
+    """The sums over the inputs of ROW matrices with DoRA: one number of each row (`operators.linear`)."""
+    verbs = (Verb.FORWARD, plan.schedule.input_verb) if plan.layout.computes_blocks_again else (Verb.FORWARD,)
+    for verb, (numel, times) in product(verbs, Counter(parameter.numel for parameter in of).items()):
+        yield _record(plan, Collective.ALL_REDUCE, numel, verb, LENGTHS, times, WIDE[plan.work.precision])
 
 
 def _recomputed_outputs(plan: Plan, held: Sequence[Parameter], stream: int | None) -> int:

@@ -165,8 +165,9 @@ def _initialise(parts: list[nn.Module], this_rank: ThisRank, *, replaced: bool) 
     masters = {name: weight.master for name, weight in weights.items()}
     read = parameters | masters
     held = [(t.parameter, read[t.parameter.name], _slices(t, this_rank)) for t in this_rank.tensors]
-    folder = this_rank.plan.model.weights
-    wrong = write_initial_values_(this_rank.plan.seed, this_rank.plan.model, held, replaced=replaced)
+    plan = this_rank.plan
+    folder = plan.model.weights
+    wrong = write_initial_values_(plan.seed, plan.model, plan.work.precision, held, replaced=replaced)
     if folder is not None:
         together(UserError, lambda: _refuse(folder, wrong))
     for weight in weights.values():

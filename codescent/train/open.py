@@ -30,8 +30,7 @@ from codescent.config.own_keys import changed_code, code_facts, own_code
 from codescent.config.sections import Config
 from codescent.data.order import Ahead
 from codescent.data.samples import AnyDataset, Source
-from codescent.hub.cache import weights_place
-from codescent.huggingface.folder import open_folder
+from codescent.huggingface.merged import open_weights
 from codescent.plan import Plan
 from codescent.preflight import (
     check_same_files,
@@ -410,8 +409,8 @@ def _base(plan: Plan, saved: Saved | None, world: World) -> dict[str, Any] | Non
     before = before if isinstance(before, dict) else None  # anything else is refused by `_check_saved`
 
     def look() -> dict[str, Any]:
-        folder = open_folder(weights_place(source), plan.model)
-        return folder.identity() if before is None or not folder.matches(before) else dict(before)
+        weights = open_weights(plan.model)
+        return weights.identity() if before is None or not weights.matches(before) else dict(before)
 
     found: dict[str, Any] = world.from_first(look)
     return found

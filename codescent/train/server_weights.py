@@ -23,5 +23,5 @@ def server_weights(plan: Plan, index: int, *, replaced: bool) -> list[Weight]:
         found.append(Weight(parameter.name, rows, rows, parameter.decay, parameter.shape, offsets, rate_factor=factor))
         slices = (slice(piece.first, piece.stop), *(slice(0, size) for size in parameter.shape[1:]))
         boxes.append((parameter, rows, slices))
-    write_initial_values_(plan.seed, plan.model, boxes, replaced=replaced)
+    write_initial_values_(plan.seed, plan.model, plan.work.precision, boxes, replaced=replaced)
     return found

@@ -34,8 +34,8 @@ from codescent.data.tokenizers.tokenizer import Tokenizer
 from codescent.hub.obtain import pinned
 from codescent.huggingface.folder import Folder, as_keys, inert_keys, more_rows, open_folder
 from codescent.huggingface.initial import is_finite
+from codescent.huggingface.merged import Weights, merged_weights
 from codescent.huggingface.named import obtain_model
-from codescent.huggingface.read import box
 from codescent.huggingface.tokens import Controls, library_text, tokenizer_text
 from codescent.record import CHECKPOINTS, TOKENIZER, RunFolder
 from codescent.tasks import TASKS, task_of
@@ -113,9 +113,10 @@ def _write_run(
     Returns parameters with numbers that are not finite. Raises UserError: the disk is full.
     """
     wrong, dtype = list[str](), WIDE[config.train.precision]
+    weights = merged_weights(folder, config.model.adapters)
     parameters = [parts[0].parameter for parts in folder.parts.values()]
     masters = {  # each is read from the folder at the time when it is written
-        f"model.{one.name}": LazyTensor.of(one.shape, TORCH_DTYPE[dtype], partial(_read, folder, one.name, wrong))
+        f"model.{one.name}": LazyTensor.of(one.shape, TORCH_DTYPE[dtype], partial(_read, weights, one.name, wrong))
         for one in parameters
     }
     with published(run, sum(one.numel for one in parameters) * DTYPE_BYTES[dtype]) as hidden:
@@ -142,9 +143,9 @@ def _said(folder: Folder, where: str, wrong: Sequence[str]) -> Iterator[str]:
         )
 
 
-def _read(folder: Folder, name: str, wrong: list[str], slices: Sequence[slice]) -> torch.Tensor:
-    """`box`. Adds the name to `wrong` if a value is not finite."""
-    values = box(folder, name, slices)
+def _read(weights: Weights, name: str, wrong: list[str], slices: Sequence[slice]) -> torch.Tensor:
+    """`Weights.box`. Adds the name to `wrong` if a value is not finite."""
+    values = weights.box(name, slices)
     if not is_finite(values):
         wrong.append(name)
     return values
@@ -168,7 +169,8 @@ def _open_and_check(path: Path, run: Path, resolved: LoadedConfig) -> tuple[Fold
     Raises UserError: the problems, if the folder or its tokenizer cannot be read.
     """
     given = [name for name, origin in resolved.origins.items() if origin == "command line"]
-    problems = [_decided_by_folder(name, path) for name in given if name.startswith("model.")]
+    decided = [name for name in given if name.startswith("model.") and name != "model.adapters"]
+    problems = [_decided_by_folder(name, path) for name in decided]
     of_run = [name for name in given if name in ("run.name", "run.folder")]
     problems += [f"{name}: given on the command line, but the argument {run} decides it" for name in of_run]
     if resolved.config.lora.rank is not None:
@@ -234,7 +236,11 @@ def _config(folder: Folder, run: Path, resolved: LoadedConfig, data: dict[str, A
     try:
         changed = {
             "run": Run(**{**base.run.model_dump(), "name": path.name, "folder": path}),
-            "model": Model(**as_keys(folder.sizes), weights=folder.path.absolute() if named is None else str(named)),
+            "model": Model(
+                **as_keys(folder.sizes),
+                weights=folder.path.absolute() if named is None else str(named),
+                adapters=base.model.adapters,
+            ),
             "data": Data(**data),
             "train": base.train.model_copy(update={"precision": precision}),
             "log": log,

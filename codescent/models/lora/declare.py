@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from codescent.base.dtypes import WIDE
 from codescent.base.errors import UserError
 from codescent.operators.saved_tensors import IN_BLOCKS
 from codescent.plan.activations import SavedTensor
@@ -18,7 +19,8 @@ from codescent.plan.model import Lora
 from codescent.plan.operators import LayerOperator
 from codescent.plan.shard import Parameter, Role
 
-A, B = "lora_a", "lora_b"
+A, B, MAGNITUDE = "lora_a", "lora_b", "lora_magnitude"
+_MAGNITUDES = {Role.COLUMN: Role.MAGNITUDE_COLUMN, Role.ROW: Role.MAGNITUDE}
 _ROLES = {Role.COLUMN: (Role.ADAPTER, Role.ADAPTER_COLUMN), Role.ROW: (Role.ADAPTER_ROW, Role.ADAPTER)}
 _BLOCK = re.compile(r"blocks\.\d+\.")
 
@@ -29,6 +31,8 @@ class Method:
 
     rslora: bool = False
     dropout: float = 0.0
+    dora: bool = False
+    start: str | None = None
 
 
 PLAIN = Method()
@@ -90,7 +94,8 @@ def adapted(parameters: Sequence[Parameter], lora: Lora | None) -> tuple[Paramet
     """The parameters with adapters. An adapter follows its layer's own parameters. `lora` None: no adapters.
 
     A is initialised at random with standard deviation 1 / sqrt(3 * inputs), as in `peft`. B is 0, so a new adapter
-    changes no output. Only adapters and the layers in `lora.whole` are trained.
+    changes no output. With DoRA the lengths of the rows of W follow, which begin as they are. Only adapters and the
+    layers in `lora.whole` are trained.
     """
     if lora is None:
         return tuple(parameters)
@@ -101,6 +106,7 @@ def adapted(parameters: Sequence[Parameter], lora: Lora | None) -> tuple[Paramet
         for matrix in layer:
             if matrix.role in _ROLES and _layer(matrix) in lora.targets:
                 found += _adapter(matrix, lora.rank)
+                found += [_magnitude(matrix)] if lora.dora else []
     return tuple(found)
 
 
@@ -115,11 +121,20 @@ def _adapter(matrix: Parameter, rank: int) -> tuple[Parameter, Parameter]:
     )
 
 
+def _magnitude(matrix: Parameter) -> Parameter:
+    role, shape = _MAGNITUDES[matrix.role], matrix.shape[:-1]
+    return dataclasses.replace(
+        matrix, name=magnitude_name(matrix.name), shape=shape, role=role, std=0.0, alternating=()
+    )
+
+
 def adapted_saved(saved: Iterable[SavedTensor], parameters: Sequence[Parameter], lora: Lora) -> Iterator[SavedTensor]:
     """What forward keeps with adapters: what only gradients of frozen weights need is not kept.
 
-    An adapter keeps x A^T of its layer's input x. `parameters`: with the adapters.
+    An adapter keeps x A^T of its layer's input x. With DoRA a layer keeps its product and the lengths of its rows, too.
+    `parameters`: with the adapters.
     """
+    rows = {_layer(p): p for p in parameters if is_magnitude(p)}
     trained = {_layer(parameter) for parameter in parameters if parameter.trained}
     matrices = {_layer(parameter) for parameter in parameters if parameter.trained and not is_adapter(parameter)}
     adapters: set[tuple[str, int]] = set()
@@ -131,10 +146,24 @@ def adapted_saved(saved: Iterable[SavedTensor], parameters: Sequence[Parameter],
             adapters |= at
             shape, dims = (*tensor.shape[:2], lora.rank), (*tensor.dims[:2], Dim.WHOLE)
             yield SavedTensor(f"{tensor.product} adapter", shape, dims, tensor.dtype, tensor.depths, under=IN_BLOCKS)
+            if tensor.product in rows:
+                yield from _saved_by_dora(tensor, rows[tensor.product])
+
+
+def _saved_by_dora(read: SavedTensor, rows: Parameter) -> Iterator[SavedTensor]:
+    """Of the layer that keeps `read`: its product before it is scaled, and the lengths of the rows of W + scale B A."""
+    cut = Dim.COLUMN if rows.role is Role.MAGNITUDE_COLUMN else Dim.WHOLE
+    shape, dims = (*read.shape[:2], rows.numel), (*read.dims[:2], cut)
+    yield SavedTensor(f"{read.product} unscaled", shape, dims, read.dtype, read.depths, under=IN_BLOCKS)
+    sides = (cut, *(Dim.WHOLE for _ in rows.shape[1:]))
+    yield SavedTensor(f"{read.product} lengths", rows.shape, sides, WIDE[read.dtype], read.depths, under=IN_BLOCKS)
 
 
 def adapted_operators(saved: Iterable[SavedTensor], lora: Lora) -> Iterator[LayerOperator]:
-    """What adapters compute beside their products: dropout of what each of them reads. `saved`: without adapters."""
+    """What adapters compute beside their products: dropout of what each of them reads. `saved`: without adapters.
+
+    What DoRA adds depends on weights alone, or is one product for each element of an output: it is not counted.
+    """
     found: set[tuple[str, int]] = set()
     for tensor in saved if lora.dropout else ():
         at = {(tensor.product, depth) for depth in range(*tensor.depths)}
@@ -159,14 +188,29 @@ def _dropout(read: SavedTensor) -> LayerOperator:
 
 
 def is_adapter(parameter: Parameter) -> bool:
-    """Whether the parameter is one of the two matrices of an adapter."""
-    return parameter.name.rpartition(".")[2] in (A, B)
+    """Whether the parameter is of an adapter: one of its two matrices, or a magnitude."""
+    return parameter.name.rpartition(".")[2] in (A, B, MAGNITUDE)
+
+
+def is_magnitude(parameter: Parameter) -> bool:
+    """Whether the parameter has the lengths of the rows of a matrix (DoRA)."""
+    return parameter.name.rpartition(".")[2] == MAGNITUDE
 
 
 def names(matrix: str) -> tuple[str, str]:
     """Names of the adapter's matrices A and B, given the name of the adapted matrix."""
     owner = matrix.rpartition(".")[0]
     return f"{owner}.{A}", f"{owner}.{B}"
+
+
+def magnitude_name(matrix: str) -> str:
+    """The name of the lengths of the rows of an adapted matrix (DoRA), given the name of the matrix."""
+    return f"{matrix.rpartition('.')[0]}.{MAGNITUDE}"
+
+
+def matrix_name(part: str) -> str:
+    """The name of the adapted matrix, given that of a part of its adapter."""
+    return f"{part.rpartition('.')[0]}.weight"
 
 
 def _layer(parameter: Parameter) -> str:

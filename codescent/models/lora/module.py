@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from codescent.base.errors import UserError
-from codescent.models.lora.declare import A, B
+from codescent.models.lora.declare import MAGNITUDE, A, B
 from codescent.models.part import Part
 from codescent.operators import products
-from codescent.operators.linear import Linear
+from codescent.operators.linear import Adapter, Linear, squared_lengths
 from codescent.plan.model import Lora
 from codescent.plan.shard import Parameter
 
@@ -33,7 +33,7 @@ def adapt_(module: nn.Module, parameters: Iterable[Parameter], lora: Lora) -> No
         sites += [None] if leaf == A else []
         if parameter.name in present:
             present[parameter.name].requires_grad_(parameter.trained)
-        elif leaf in (A, B) and f"{owner}.weight" in present:
+        elif leaf in (A, B, MAGNITUDE) and f"{owner}.weight" in present:
             layer, weight = module.get_submodule(owner), present[f"{owner}.weight"]
             matrix = nn.Parameter(torch.empty(parameter.shape, device=weight.device, dtype=weight.dtype))
             layer.register_parameter(leaf, matrix)
@@ -43,6 +43,8 @@ def adapt_(module: nn.Module, parameters: Iterable[Parameter], lora: Lora) -> No
                 raise UserError(f"lora.dropout: {owner} is a layer of another library; set lora.dropout = 0")
             elif leaf == B:  # a layer of torch: A is there already
                 layer.register_forward_hook(partial(_add_adapter, lora.scale))
+            elif leaf == MAGNITUDE:
+                layer.register_forward_hook(partial(_scale, lora.scale))
     if lora.dropout and isinstance(module, Part):
         module.drops_of_adapters = tuple(sites)
 
@@ -53,3 +55,12 @@ def _add_adapter(
     """W x of a layer of torch -> W x + scale B A x (Hu et al. 2021, "LoRA", equation 3)."""
     a_RI, b_OR = layer.get_parameter(A), layer.get_parameter(B)
     return output + scale * products.linear(products.linear(inputs[0], a_RI), b_OR)
+
+
+def _scale(scale: float, layer: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+    """W x + scale B A x + b of a layer of torch -> the product with rows of the trained lengths, + b (DoRA)."""
+    adapter = Adapter(layer.get_parameter(A), layer.get_parameter(B), scale)
+    lengths = squared_lengths(layer.get_parameter("weight"), adapter).sqrt()
+    factors = (layer.get_parameter(MAGNITUDE).to(lengths.dtype) / lengths).to(output.dtype)
+    bias = getattr(layer, "bias", None)
+    return output * factors if bias is None else (output - bias) * factors + bias
