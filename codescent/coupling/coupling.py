@@ -110,7 +110,7 @@ class Coupling:
 
     def __init__(self, plan: Plan, optimizer: WeightUpdater, services: Services) -> None:
         self.plan, self.optimizer, self.services = plan, optimizer, services
-        self.everyone = plan.mesh.joint(*AXES)
+        self.everyone, self.measures = plan.mesh.joint(*AXES), plan.objective.measures
         self.verbs: Arms = {}
 
     def bind(self, at: Present) -> None:
@@ -152,7 +152,7 @@ class Coupling:
 
     def result(self, number: int) -> StepSums:
         """What is known when step `number` (from 0) is done."""
-        return StepSums(self.at.sums, self.at.portion.losses, number + 1, measures=self.plan.objective.measures)
+        return StepSums(self.at.sums, self.at.portion.losses, number + 1, measures=self.measures)
 
     # --- between steps
 

@@ -48,10 +48,10 @@ class Batch:
     def to(self, device: torch.device, dtype: torch.dtype) -> Batch:
         """Copy to a device, asynchronously from page-locked memory; input vectors are converted to `dtype`, and fp64 to
         fp32 if the device has none."""
-        wide = wide_dtype(device)
 
         def moved(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor.to(device, wide if tensor.dtype == torch.float64 else tensor.dtype, non_blocking=True)
+            kept = wide_dtype(device) if tensor.dtype == torch.float64 else tensor.dtype
+            return tensor.to(device, kept, non_blocking=True)
 
         batch = self._each(moved)
         return replace(batch, inputs=batch.inputs.to(dtype)) if batch.inputs.is_floating_point() else batch

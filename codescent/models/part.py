@@ -104,10 +104,11 @@ class Part(nn.Module):
         """Build the modules of this part, in the order in which the kind declares their parameters."""
         raise NotImplementedError
 
-    def set_dropout_context(self, seed: int, step: int, sample_ids_B: Tensor) -> None:
+    def set_dropout_context(self, seed: int, step: int, sample_ids_B: Tensor) -> Tensor | None:
         """Set which samples the next forward pass reads, as indices in this step's global batch, on the model's device.
 
-        Required before a forward pass in training with dropout > 0. `seed` is the run's seed.
+        Required before a forward pass in training with dropout > 0. `seed` is the run's seed. Returns the keys of
+        dropout in adapters, which `give_adapters` needs before blocks are computed again; None: there is none.
         """
         if self.shape.dropout > 0.0:
             num_sites = 1 + self.block_sites * self.shape.num_layers
@@ -115,6 +116,7 @@ class Part(nn.Module):
         if self.drops_of_adapters:
             keys_B = mix(sample_keys(seed, step, sample_ids_B))  # others than at the sites of the model
             self.give_adapters(site_keys(keys_B, len(self.drops_of_adapters)))
+        return self.adapter_keys_SB
 
     def give_adapters(self, keys_SB: Tensor) -> None:
         """Set the keys of dropout of all adapters, for the next forward pass or the next recomputation."""

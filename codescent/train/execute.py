@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -238,24 +237,22 @@ class Executor:
         assert instruction.microbatch is not None
         samples = self.sample_ids[instruction.microbatch]
         samples = samples + self.first_sample if self.first_sample else samples
-        chunk.part.set_dropout_context(self.plan.seed, self.number, samples)
-        one.adapter_keys = chunk.part.adapter_keys_SB
+        one.adapter_keys = chunk.part.set_dropout_context(self.plan.seed, self.number, samples)
         batch = self.batch
         inputs = batch.inputs if chunk.part.embeds and batch is not None else one.inputs
         assert inputs is not None
         if inputs is one.inputs:
             inputs.requires_grad_()
-        extras: dict[str, Any] = {**batch.extras} if batch is not None and self.plan.task.extras else {}
-        extras["loss_scale"] = 1.0 / max(1, self.coupling.divisor())
+        extras = batch.extras if batch is not None and self.plan.task.extras else {}
+        scale = 1.0 / max(1, self.coupling.divisor())
         if chunk.part.ends:
             assert batch is not None
-            one.outputs = chunk.part(inputs, batch.targets, **extras)
+            one.outputs = chunk.part(inputs, batch.targets, loss_scale=scale, **extras)
             self.loss_sum += one.outputs.detach()
             if chunk.part.objective_sums is not None:
                 self.objective_sums += chunk.part.objective_sums.flatten()
-                chunk.part.objective_sums = None
         else:
-            one.outputs = chunk.part(inputs, **extras)
+            one.outputs = chunk.part(inputs, loss_scale=scale, **extras)
 
     def _backward(self, instruction: Instruction) -> None:
         self._wait(instruction)
