@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from codescent.inference.open import Opened
 from codescent.inference.prompt_logprobs import prompt_logprobs
 from codescent.serving import prompts
-from codescent.serving.answers import TextAnswer, ChatAnswer, CompletionAnswer, GivenText, Json
+from codescent.serving.answers import ChatAnswer, CompletionAnswer, GivenText, Json, TextAnswer
 from codescent.serving.engine_thread import EngineThread, RequestFlight
 from codescent.serving.hang_up import body_of, send_in_time, until_hang_up
 from codescent.serving.prompts import Prepared

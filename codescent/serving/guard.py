@@ -34,12 +34,17 @@ class Guard:
     """Refuses requests by their headers, counts them, and answers errors.
 
     A page of the web could send requests to this machine by its user's browser. So a request to the loopback address
-    must name this machine as its host (else a name of the attacker's may lead here, "DNS rebinding"). And a body must
+    must name this machine as its host; else a name of the attacker's may lead here ("DNS rebinding"). And a body must
     be JSON, which a browser sends elsewhere only if that place allows it.
     """
 
     def __init__(
-        self, app: ASGIApp, service: ModelService, paths: Collection[str], token: str | None, hosts: Collection[str] | None
+        self,
+        app: ASGIApp,
+        service: ModelService,
+        paths: Collection[str],
+        token: str | None,
+        hosts: Collection[str] | None,
     ) -> None:
         """`token`: what the client must know; None: nothing. `hosts`: by which names; None: by any."""
         self._app, self._service, self._paths, self._token, self._hosts = app, service, paths, token, hosts
