@@ -19,12 +19,10 @@ from codescent.inference.request import Finish, Sampling
 TEMPLATE = "{% for m in messages %}[{{ m['content'] }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}"
 
 
-def of_bytes(path: Path, **settings: Any) -> Path:
+def of_bytes(path: Path) -> Path:
     """A folder of transformers with a tokenizer of bytes."""
     sizes: dict[str, Any] = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 260, "n_positions": 32}
-    return a_folder(
-        path, GPT2LMHeadModel(GPT2Config(**sizes, **{"bos_token_id": None, "eos_token_id": None, **settings}))
-    )
+    return a_folder(path, GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)))
 
 
 def test_a_folder_of_hugging_face_is_opened_as_it_is(tmp_path: Path) -> None:

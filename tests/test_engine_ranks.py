@@ -9,6 +9,8 @@ import engine_ranks
 import pytest
 from forker import Forker
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def answers(forker: Forker, tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:

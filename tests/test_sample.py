@@ -116,7 +116,7 @@ def test_generating_leaves_mode_and_gradients_alone() -> None:
 def test_draws_follow_the_probabilities() -> None:
     """Frequencies within five standard deviations, for the plain, the top-k and the top-p distribution."""
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0, 1.5]])
-    count = 20_000
+    count = 5_000
     for sampling, keep in (
         (Sampling(0.7, seed=3), [0, 1, 2, 3, 4]),
         (Sampling(0.7, top_k=2, seed=3), [0, 4]),
@@ -282,7 +282,7 @@ def test_texts_beyond_the_rows_wait(project: Path, monkeypatch: pytest.MonkeyPat
 def test_an_engine_opens_a_run_or_one_of_its_checkpoints(project: Path) -> None:
     """Fault: another checkpoint than the one that is named, or tokens that a run's end token should have ended."""
     run = project / "runs/bytes"
-    (saved,) = (run / "checkpoints").glob("step_*")
+    saved = max((run / "checkpoints").glob("step_*"))
     texts = []
     for path in (run, saved):
         opened = open_engine(path, device="cpu")

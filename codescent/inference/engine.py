@@ -13,9 +13,9 @@ from codescent.inference.grammar import Grammars, GrammarState
 from codescent.inference.pages import PagePool
 from codescent.inference.reader import Pass, Reader
 from codescent.inference.request import Finish, Output, Sampling
-from codescent.inference.rows import Row
-from codescent.inference.sampling import Chosen, Draw, choose
-from codescent.inference.schedule import Capacity, Schedule
+from codescent.inference.rows import TextRow
+from codescent.inference.sampling import Draw, NextToken, choose
+from codescent.inference.schedule import Capacity, Scheduler
 from codescent.inference.text import StopText, TextStream
 from codescent.models.decoder import Decoder
 
@@ -23,7 +23,7 @@ from codescent.models.decoder import Decoder
 class _Request:
     """A request: its row, its text so far, and where it is in its grammar."""
 
-    def __init__(self, row: Row, tokenizer: Tokenizer | None, grammar: GrammarState | None) -> None:
+    def __init__(self, row: TextRow, tokenizer: Tokenizer | None, grammar: GrammarState | None) -> None:
         self.row, self.grammar = row, grammar
         self.text = None if tokenizer is None else TextStream(tokenizer.decode)
         self.stop = StopText(row.sampling.stop)
@@ -85,7 +85,7 @@ class Engine:
 
     def _begin(self) -> None:
         self._pool = PagePool(self.capacity.pages, self.capacity.page_size)
-        self._schedule = Schedule(self._pool, self.capacity)
+        self._schedule = Scheduler(self._pool, self.capacity)
 
     def add(self, prompt: Sequence[int], sampling: Sampling) -> int:
         """Add a request. Returns its id, which no other request has.
@@ -100,7 +100,7 @@ class Engine:
             assert self._grammars is not None
             grammar = self._grammars.begin(sampling.grammar)
         request, self._next = self._next, self._next + 1
-        row = Row(request, list(map(int, prompt)), sampling, self._pool, self.seq_len)
+        row = TextRow(request, list(map(int, prompt)), sampling, self._pool, self.seq_len)
         self._requests[request] = _Request(row, self.tokenizer, grammar)
         self._schedule.waiting.append(row)
         return request
@@ -215,7 +215,7 @@ class Engine:
         finally:
             self.module.train()
 
-    def _output(self, request: _Request, choice: Chosen) -> Output:
+    def _output(self, request: _Request, choice: NextToken) -> Output:
         row, token = request.row, choice.token
         if token is None:
             return self._end(request, None, Finish.ERROR, choice.error)
@@ -247,7 +247,7 @@ class Engine:
         error: str = "",
         *,
         text: str = "",
-        choice: Chosen | None = None,
+        choice: NextToken | None = None,
     ) -> Output:
         self._schedule.remove(request.row)
         del self._requests[request.row.request]

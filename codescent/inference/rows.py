@@ -1,4 +1,4 @@
-"""In: requests. Out: `Row`, what an engine knows of a request: its tokens, and how many of them the model has read.
+"""In: requests. Out: `TextRow`, what an engine knows of a request: its tokens, and how many of them the model has read.
 Does not decide when the model reads them (schedule.py does)."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def context_start(length: int, seq_len: int) -> int:
     return max(0, -(-(length - seq_len) // stride) * stride)
 
 
-class Row:
+class TextRow:
     """A request's text.
 
     Attributes:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from codescent.inference.pages import PagePool
-from codescent.inference.rows import Row
+from codescent.inference.rows import TextRow
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Capacity:
             yield f"step_tokens {self.step_tokens}: must be at least rows = {self.rows}: each row reads a token"
 
 
-class Schedule:
+class Scheduler:
     """First come, first served. Rows that only need their next token come first in each pass; prompts get the rest.
 
     Where pages run out, the youngest row gives up its own and waits again, as the first. Its text is read again later
@@ -48,14 +48,14 @@ class Schedule:
     """
 
     def __init__(self, pool: PagePool, capacity: Capacity) -> None:
-        self.waiting: deque[Row] = deque()
-        self.running: list[Row] = []
+        self.waiting: deque[TextRow] = deque()
+        self.running: list[TextRow] = []
         self.preemptions = 0
         self._pool, self._capacity = pool, capacity
 
-    def next(self) -> dict[Row, int]:
+    def next(self) -> dict[TextRow, int]:
         """The rows of the next pass, each with how many tokens it reads. The pages have room for any row alone."""
-        chosen, left = dict[Row, int](), self._capacity.step_tokens
+        chosen, left = dict[TextRow, int](), self._capacity.step_tokens
         for row in sorted(self.running, key=lambda row: row.unread > 1):
             if row not in self.running:
                 continue  # it has given up its pages
@@ -83,7 +83,7 @@ class Schedule:
             left -= new
         return chosen
 
-    def remove(self, row: Row) -> None:
+    def remove(self, row: TextRow) -> None:
         """A row has ended: its pages are for others."""
         row.leave()
         if row in self.running:
@@ -91,7 +91,7 @@ class Schedule:
         elif row in self.waiting:
             self.waiting.remove(row)
 
-    def _reserve(self, row: Row, new: int, chosen: dict[Row, int]) -> bool:
+    def _reserve(self, row: TextRow, new: int, chosen: dict[TextRow, int]) -> bool:
         """Take pages for a row, if need be those of the youngest. False: it is the youngest, and gave up its own."""
         while not row.reserve(new):
             youngest = self.running[-1]
@@ -100,7 +100,7 @@ class Schedule:
                 return False
         return True
 
-    def _preempt(self, row: Row, chosen: dict[Row, int]) -> None:
+    def _preempt(self, row: TextRow, chosen: dict[TextRow, int]) -> None:
         chosen.pop(row, None)
         self.running.remove(row)
         row.leave()

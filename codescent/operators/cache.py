@@ -147,21 +147,21 @@ class RowsPass:
         self.positions_1N = torch.tensor([positions], device=device)
         self.slots_N = torch.tensor(slots, device=device)
         self._last_B = None if len(last) == first else torch.tensor(last, dtype=torch.int64, device=device)
-        self._seen: dict[int, list[_Seen]] = {}
+        self._seen: dict[int, list[_RowKeys]] = {}
         self.layers = [_LayerOfRows(self, layer) for layer in range(len(memory.layers))]
 
     def wanted(self, x_1ND: Tensor) -> Tensor:
         """See `Cache`."""
         return x_1ND[0] if self._last_B is None else x_1ND[0].index_select(0, self._last_B)
 
-    def seen(self, window: int) -> list[_Seen]:
+    def seen(self, window: int) -> list[_RowKeys]:
         """What each row reads in layers with this window; computed at its first use in a pass."""
         if window not in self._seen:
-            self._seen[window] = [_Seen(self.memory, part, window) for part in self.parts]
+            self._seen[window] = [_RowKeys(self.memory, part, window) for part in self.parts]
         return self._seen[window]
 
 
-class _Seen:
+class _RowKeys:
     """The keys and values that the new tokens of a row see, in all layers with one window."""
 
     def __init__(self, memory: KeysValues, part: RowPart, window: int) -> None:
@@ -232,7 +232,7 @@ class _LayerOfRows:
         return (found[0] if len(found) == 1 else torch.cat(found)).view(1, len(qkv_NGEK), -1)
 
 
-def _attended(q_TGRK: Tensor, k_1GSK: Tensor, v_1GSK: Tensor, seen: _Seen, scores: ScoreTraits) -> Tensor:
+def _attended(q_TGRK: Tensor, k_1GSK: Tensor, v_1GSK: Tensor, seen: _RowKeys, scores: ScoreTraits) -> Tensor:
     """Attention of the new tokens of a row: [T, H * K]."""
     if seen.unmasked and not scores.cap:
         # One token sees all keys alike: the queries of a group are rows that need no mask.

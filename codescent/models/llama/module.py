@@ -20,6 +20,7 @@ from codescent.operators.documents import DocumentBounds
 from codescent.operators.gated import GATED
 from codescent.operators.head_norm import HeadNorm
 from codescent.operators.plus_one_norm import PlusOneNorm
+from codescent.operators.root_mean_square_norm import RootMeanSquareNorm
 from codescent.operators.rotary import every_turn
 from codescent.operators.tables import Table
 from codescent.plan.model import RopeScaling
@@ -75,7 +76,7 @@ class Llama(Decoder):
                 self.head = nn.Linear(width, shape.vocab_size, bias=False)
 
     def _norm(self) -> nn.Module:
-        kind = PlusOneNorm if self.shape.norm_plus_one else nn.RMSNorm
+        kind = PlusOneNorm if self.shape.norm_plus_one else RootMeanSquareNorm
         return kind(self.shape.hidden_dim, self.shape.norm_eps)
 
     def _block(self, layer: int) -> Block:
