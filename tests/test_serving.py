@@ -443,3 +443,30 @@ def test_embeddings_are_the_means_of_the_states_whatever_else_is_in_the_batch() 
     finally:
         server.stop()
         server.join()
+
+
+def test_a_grammar_decides_the_text_and_one_that_never_ends_is_ended_by_the_tokens() -> None:
+    """Fault: a grammar does not reach the engine; a request without an end holds its row for ever."""
+    pytest.importorskip("llguidance", reason="llguidance is not installed")
+    with served(engine()) as server:
+        only_a = {"properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object", **only_a}}}
+        no_blanks = {str(token): -100 for token in b" \t\n\r"}  # a model that knows nothing would write them for ever
+        body = {**GREEDY, "max_tokens": 40, "response_format": form, "logit_bias": no_blanks}
+        _, answer, _ = server.post(COMPLETIONS, body)
+        found = json.loads(answer["choices"][0]["text"])
+        assert found in ({"a": 1}, {"a": 2})
+        form = {"type": "regex", "pattern": "(ab)+c{1000}"}
+        _, answer, _ = server.post(COMPLETIONS, {**GREEDY, "max_tokens": 9, "response_format": form})
+        (choice,) = answer["choices"]
+        assert choice["finish_reason"] == "length"
+        assert set(choice["text"]) <= set("abc")
+        for wrong, said in (
+            ({"type": "regex", "pattern": "(((((a{1000}){1000}){1000}){1000}){1000})"}, "grammar: "),
+            ({"type": "regex", "pattern": "("}, "grammar: "),
+            ({"type": "lark", "grammar": "start: start"}, None),
+        ):
+            status, body, _ = server.post(COMPLETIONS, {**GREEDY, "max_tokens": 3, "response_format": wrong})
+            assert status in ((400,) if said else (200, 400)), body
+            assert said is None or said in body["error"]["message"]
+        assert server.post(COMPLETIONS, GREEDY)[0] == 200

@@ -39,7 +39,8 @@ def _read(settings: Settings) -> tuple[dict[str, Any], list[str]]:
 
 
 def _write(shape: GPT2Shape) -> dict[str, Any]:
-    return dict.fromkeys(_DROPOUTS, shape.dropout)
+    # n_ctx: the older name of n_positions, which llama.cpp's converter reads
+    return {**dict.fromkeys(_DROPOUTS, shape.dropout), "n_ctx": shape.seq_len}
 
 
 GPT2 = Kind(

@@ -34,7 +34,7 @@ class Guard:
     """Refuses requests by their headers, counts them, and answers errors.
 
     A page of the web could send requests to this machine by its user's browser. So a request to the loopback address
-    must name this machine as its host (else a name of the attacker's may lead here, "DNS rebinding"). And a body must
+    must name this machine as its host; else a name of the attacker's may lead here ("DNS rebinding"). And a body must
     be JSON, which a browser sends elsewhere only if that place allows it.
     """
 

@@ -43,7 +43,7 @@ async function open_() {
   const chats = model.can.includes("chat");
   const does = chats ? "a chat model" : model.can.includes("completions") ? "continues your text" : "gives embeddings only";
   at("most").value = Math.min(256, Math.floor(model.max_model_len / 2));
-  at("facts").textContent = `${model.which}, ${does}, ${model.max_model_len} tokens at most`;
+  at("facts").textContent = `${model.which && `${model.which}, `}${does}, ${model.max_model_len} tokens at most`;
   for (const one of document.querySelectorAll(".chat-only")) one.hidden = !chats;
   if (!model.can.includes("completions")) at("send").disabled = true;
 }

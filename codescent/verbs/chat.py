@@ -48,7 +48,7 @@ def main(arguments: Namespace) -> int:
     talk = dialogue(opened, sampling, arguments.system or "")
     is_chat = isinstance(talk, ChatDialogue)
     what = "a chat model" if is_chat else "without a chat template: it continues the text that you begin"
-    note(f"{opened.name}, {opened.which}, {what}; /help lists the commands")
+    note(f"{', '.join(filter(None, [opened.name, opened.which, what]))}; /help lists the commands")
     Session(talk).run()
     return 0
 

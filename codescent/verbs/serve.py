@@ -36,8 +36,9 @@ def main(arguments: Namespace) -> int:
         token = _token(arguments, is_loopback=http_server.is_loopback(listening))
         service = _service(arguments)
         url = http_server.url_of(listening)
+        named = ", ".join(filter(None, [service.name, service.which]))
         say = [
-            f"{service.name}, {service.which}: {', '.join(service.can)} at {url}/v1, a page at {url}",
+            f"{named}: {', '.join(service.can)} at {url}/v1, a page at {url}",
             "SIGTERM or Ctrl-C: running requests end, new ones are refused",
         ]
         progress(say)
