@@ -72,6 +72,7 @@ class Present(Protocol):
         portion: the samples of this rank.
         sums: of the optimizer's last update: what `Coupling.agree` gave.
         loss_sum: of the portion, [].
+        measured: the sums and counts of the objective's measures of the portion, [`Plan.measured`].
         gradients: of this rank.
     """
 
@@ -80,6 +81,7 @@ class Present(Protocol):
     portion: Portion
     sums: torch.Tensor
     loss_sum: torch.Tensor
+    measured: torch.Tensor
     gradients: Gradients
     stop_requested: Callable[[], bool]
 
@@ -152,7 +154,7 @@ class Coupling:
 
     def result(self, number: int) -> StepSums:
         """What is known when step `number` (from 0) is done."""
-        return StepSums(self.at.sums, self.at.portion.losses, number + 1, measured=self.plan.measured)
+        return StepSums(self.at.sums, self.at.portion.losses, number + 1, measured=len(self.at.measured))
 
     # --- between steps
 

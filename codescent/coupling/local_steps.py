@@ -73,7 +73,7 @@ class LocalSteps(OwnSteps):
         agreed = not self.is_alone or self.plan.schedule.agrees_after(number + 1)
         portion = self.at.portion
         losses = portion.losses if agreed else portion.own_losses
-        return StepSums(self.at.sums, losses, number + 1, measured=self.plan.measured)
+        return StepSums(self.at.sums, losses, number + 1, measured=len(self.at.measured))
 
     def needs_result(self, step: int) -> bool:
         """See Coupling. At a sync point a stop or a skip may be known."""
