@@ -25,6 +25,7 @@ from codescent.tasks.tensors.prepare import make_recipe, prepare_synthetic
 from codescent.tasks.tensors.synthetic import Sizes
 
 OF_A_TASK = {f"data.{name}" for task in TASKS for name in (*task.keys, *task.reads)}
+OF_A_TASK |= {f"train.{name}" for task in TASKS for name in task.objective}
 ALWAYS = {
     "model": "sizes that a kind does not have are refused",
     "lora": "refused without lora.rank",

@@ -78,15 +78,16 @@ class Portion:
 class ReadAhead(ABC):
     """Reads portions of one rank, step after step, in a thread that is some steps ahead.
 
-    The thread begins with the first step: until then samples may get more numbers (`ReferencedSource`).
-
     Args:
         prefetch: largest number of steps read ahead; 0: there is no thread, and `next` reads.
         steps_at_once: how many steps the thread reads in one go.
         stop: number of the step after the last; None: there is no last step.
+        waits: the thread begins with the first `next`: until then samples may get more numbers (`ReferencedSource`).
     """
 
-    def __init__(self, first_step: int, prefetch: int, steps_at_once: int = 1, stop: int | None = None) -> None:
+    def __init__(
+        self, first_step: int, prefetch: int, steps_at_once: int = 1, stop: int | None = None, *, waits: bool = False
+    ) -> None:
         self._next_step, self._stop = first_step, stop
         self._closed = threading.Event()
         self._received: deque[Portion | Exception] = deque()
@@ -95,6 +96,8 @@ class ReadAhead(ABC):
         self._ready: queue.Queue[list[Portion | Exception]] = queue.Queue(1)
         self._thread = threading.Thread(target=self._read_ahead, args=(first_step,), name="loader", daemon=True)
         self._has_thread = prefetch > 0
+        if self._has_thread and not waits:
+            self._thread.start()
 
     @abstractmethod
     def _read(self, first: int, count: int) -> list[Portion]:
@@ -167,6 +170,7 @@ class Loader(ReadAhead):
         prefetch: see `ReadAhead`.
         pin_memory: return page-locked tensors, for asynchronous copies to a CUDA device.
         replica: (start, stop) in the global batch of the samples of this rank's replica; None: all.
+        waits: see `ReadAhead`.
     """
 
     def __init__(
@@ -179,13 +183,15 @@ class Loader(ReadAhead):
         prefetch: int,
         pin_memory: bool = False,
         replica: tuple[int, int] | None = None,
+        waits: bool = False,
     ) -> None:
         self._source, self._sampler, self._positions = source, sampler, tuple(positions)
         self._replica = replica
         self._pin_memory = pin_memory
         samples = self._positions[-1][1] - self._positions[0][0] if self._positions else 0
         most = max(1, MOST_TOKENS_AT_ONCE // max(1, samples * sample_numbers))
-        super().__init__(first_step, prefetch, max(1, min(prefetch // 2, MOST_STEPS_AT_ONCE, most)))
+        at_once = max(1, min(prefetch // 2, MOST_STEPS_AT_ONCE, most))
+        super().__init__(first_step, prefetch, at_once, waits=waits)
 
     def _read(self, first: int, count: int) -> list[Portion]:
         losses = own = self._losses(first, count, 0, self._sampler.global_batch_size)

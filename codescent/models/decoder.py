@@ -13,7 +13,7 @@ from codescent.models.saved_blocks import DROPOUT_SITES
 from codescent.operators.cache import Cache, LayerCache
 from codescent.operators.documents import DocumentBounds
 from codescent.operators.dropout import drop
-from codescent.operators.preferences import Answers
+from codescent.operators.preferences import ComparedAnswers
 from codescent.operators.tables import Table
 
 # Shapes: B samples, T positions, D hidden_dim, V vocab_size; C = head_dim / 2 of rotary positions; M documents of a
@@ -160,7 +160,7 @@ class Decoder(Part):
                 no token sees another document. None: a sample is one document.
             wanted_N: without targets and cache: the tokens whose logits [N, V] are wanted, as indices in B * T; None:
                 all, [B, T, V].
-            spans_BT, references_BK, wanted_BA: the answers that are compared (see `operators.preferences.Answers`);
+            spans_BT, references_BK, wanted_BA: the answers that are compared (`operators.preferences.ComparedAnswers`).
                 None: every target is learned.
         """
         documents = None if begins_BT is None or ends_BM is None else DocumentBounds.of(begins_BT, ends_BM)
@@ -194,7 +194,7 @@ class Decoder(Part):
         if targets_BT is not None:
             targets_BT = self.select_tokens(targets_BT)
         if targets_BT is not None and spans_BT is not None:
-            answers = Answers(spans_BT, references_BK, wanted_BA)
+            answers = ComparedAnswers(spans_BT, references_BK, wanted_BA)
             return self.compare(x_BTD, weight_VD, targets_BT, answers, loss_scale, tied_gradient_VD)
         skips = lengths_B is not None or documents is not None
         return self.predict(x_BTD, weight_VD, targets_BT, loss_scale, tied_gradient_VD, skip_negative=skips)

@@ -15,7 +15,7 @@ from codescent.operators.dropout import mix, sample_keys, site_keys
 from codescent.operators.experts import Router
 from codescent.operators.head import Vocabulary
 from codescent.operators.linear import Deferred, Linear
-from codescent.operators.preferences import Answers, WholeSamples, compared, sums_of
+from codescent.operators.preferences import ComparedAnswers, WholeSamples, compared, sums_of
 from codescent.operators.soft_cap import capped
 from codescent.operators.tables import Table
 from codescent.plan.objective import CROSS_ENTROPY, Objective
@@ -210,7 +210,7 @@ class Part(nn.Module):
         x_BTD: Tensor,
         weight_VD: Tensor,
         targets_BT: Tensor,
-        answers: Answers,
+        answers: ComparedAnswers,
         loss_scale: float,
         tied_gradient_VD: Tensor | None,
     ) -> Tensor:

@@ -20,7 +20,7 @@ ROUNDING = 1e-6
 """A gain that is smaller than this share of the log-probabilities is rounding: before the first step all are."""
 
 
-class Answers(NamedTuple):
+class ComparedAnswers(NamedTuple):
     """Which answers samples have, and what is known of them.
 
     Attributes:
@@ -48,7 +48,12 @@ class WholeSamples:
 
 
 def compared(
-    losses_BT: Tensor, spans_BT: Tensor, answers: Answers, preference: Preference, whole: WholeSamples, scale: float
+    losses_BT: Tensor,
+    spans_BT: Tensor,
+    answers: ComparedAnswers,
+    preference: Preference,
+    whole: WholeSamples,
+    scale: float,
 ) -> tuple[Tensor, Tensor]:
     """The summed loss of the preferences, and the sums of its measures (see `preference_loss`), both divided by the
     ranks that share a sample.
@@ -73,7 +78,7 @@ class _Compared(torch.autograd.Function):
         ctx: Any,
         losses_BT: Tensor,
         spans_BT: Tensor,
-        answers: Answers,
+        answers: ComparedAnswers,
         preference: Preference,
         whole: WholeSamples,
         scale: float,
@@ -109,7 +114,7 @@ def sums_of(losses_BT: Tensor, spans_BT: Tensor, number: int) -> Tensor:
     return torch.stack([-losses_BT.masked_fill(spans_BT != span, 0.0).to(dtype).sum(1) for span in range(number)], 1)
 
 
-def preference_loss(sums_BK: Tensor, answers: Answers, preference: Preference) -> tuple[Tensor, Tensor]:
+def preference_loss(sums_BK: Tensor, answers: ComparedAnswers, preference: Preference) -> tuple[Tensor, Tensor]:
     """The summed loss of the samples, and the sums of its measures: [Q, 2], each with the number of its terms.
 
     Let l be the log-probability of an answer, l_ref that of the reference, n the tokens of the answer, c and r the

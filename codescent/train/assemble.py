@@ -61,7 +61,7 @@ def assemble(
     `compiles`: what torch.compile compiles, chosen by compiling.py: "none", "blocks" or "model"; None: what
     train.compile names, nothing if that is auto. `generation`: its number, see generation.py. `ahead`: batches that are
     left out. `accepts`: see `Optimizer`. `initial`: trained weights get their initial values, too, if a checkpoint will
-    overwrite them.
+    overwrite them, and nothing is read ahead before the first step: samples get numbers that these weights give.
 
     Raises:
         UserError: initial weights that are not finite, a corpus too short for a batch, or a setting that needs hardware
@@ -77,7 +77,7 @@ def assemble(
     gradients = gradients_of(parts, this_rank)
     for part in parts:
         _compile(part, compiles or config.train.compile or "none", graphs=config.train.cuda_graphs)
-    loader = _loader(parts, plan, world, dataset, first_step, ahead) if computes else None
+    loader = _loader(parts, plan, world, dataset, first_step, ahead, initial) if computes else None
     ema = Ema(weights, config.train.ema, config.train.ema_every)
     services = _services(config, this_rank, world, first_step, stop, generation, ema, accepts)
     coupling = coupling_of(plan, weights, services)
@@ -247,7 +247,13 @@ def _compile(part: nn.Module, what: str, *, graphs: bool = False) -> None:
 
 
 def _loader(
-    parts: list[nn.Module], plan: Plan, world: World, dataset: AnyDataset, first_step: int, ahead: Ahead
+    parts: list[nn.Module],
+    plan: Plan,
+    world: World,
+    dataset: AnyDataset,
+    first_step: int,
+    ahead: Ahead,
+    waits: bool = False,
 ) -> Loader:
     """The loader of this rank's samples. The parts are told how many losses a sample has."""
     work, rank = plan.work, world.this_rank.rank
@@ -268,4 +274,5 @@ def _loader(
         work.prefetch if reads_ahead(plan) else 0,
         pin_memory=offered(world.device).pins,
         replica=(replica.start, replica.stop) if plan.apart else None,
+        waits=waits,
     )

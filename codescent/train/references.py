@@ -51,7 +51,7 @@ class _Description(BaseModel):
 
 
 class ReferenceFiles:
-    """The references of a run, in the folder of prepared corpora: one folder for each split, on the machine of rank 0.
+    """The references of a run, beside its prepared corpus: one folder for each split, on the machine of rank 0.
 
     Its name holds a digest of all that they depend on: samples, model, initial weights, precision. So runs that differ
     in their loss or layout share them. Every rank gets them from rank 0.
@@ -101,7 +101,7 @@ class ReferenceFiles:
         return f"{open_folder(weights_place(plan.model.weights), plan.model).fingerprint()}, {seed}"
 
     def _folder(self, split: str) -> Path:
-        return self.run.config.data.folder / f"references-{digest([FORMAT, self._key(split)])[:16]}"
+        return self.run.dataset.path.parent / f"references-{digest([FORMAT, self._key(split)])[:16]}"
 
     def _existing(self, split: str) -> Path | None:
         """The folder of a split, on rank 0; None: there is none. Raises UserError: it is damaged."""

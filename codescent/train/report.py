@@ -79,7 +79,7 @@ class Report:
         self.told = run.path  # the path of the run folder that the user knows
         self.peak: float = run.machine["peak_flops_per_s"]  # of a device
         self.has_peak = not threads.is_slowed(run.machine["peak_others"])
-        self.padding = _padding(run)
+        self.padding, self.measures = _padding(run), run.plan.objective.measures
         self.late_portions, self.goes_on = 0, False
         peak, self.slow_steps = self.peak * run.plan.devices, SlowSteps()
         number, flops = run.machine["num_threads"], self.flops / run.world.this_rank.world_size
