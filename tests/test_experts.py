@@ -15,7 +15,8 @@ from codescent.base.errors import UserError
 from codescent.build import build
 from codescent.config.sections import Config
 from codescent.models.initialize import initialize_
-from codescent.operators.experts import Experts
+from codescent.operators import grouped
+from codescent.operators.experts import Experts, feed_forwards
 from codescent.operators.gated import SWIGLU
 from codescent.operators.routing import RouterTraits, choose, every_slot, few_slots, losses
 from codescent.plan import Objective
@@ -83,6 +84,21 @@ def test_a_layer_and_its_gradients_are_those_of_a_loop_over_tokens(name: str, re
         torch.testing.assert_close(mine, expected, atol=1e-12, rtol=1e-10)
 
 
+def test_products_of_one_kernel_are_those_of_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: where torch multiplies all experts at once, another matrix, or old memory for an expert without rows."""
+    assert grouped.works("cpu")
+    x_RD, gate_up_FE2D, down_FED = (torch.randn(*sizes) for sizes in ((12, 16), (24, 4, 2, 16), (24, 4, 16)))
+    d_y_RD, found = torch.randn(12, 16), []
+    for by_one in (False, True):
+        monkeypatch.setattr(grouped, "_by_one_kernel", lambda rows, by_one=by_one: by_one)
+        inputs = [one.clone().requires_grad_() for one in (x_RD, gate_up_FE2D, down_FED)]
+        y_RD = feed_forwards(*inputs, [5, 0, 4, 3], SWIGLU)
+        y_RD.backward(d_y_RD)
+        found.append([y_RD, *(one.grad for one in inputs)])
+    for mine, expected in zip(*found, strict=True):
+        torch.testing.assert_close(mine, expected)
+
+
 @pytest.mark.parametrize("name", ["mixtral", "deepseek"])
 def test_gradients_of_the_losses_of_a_router_are_those_of_autograd(name: str) -> None:
     """Fault: the losses of a router have a wrong gradient, or change the output of the layer."""
@@ -99,7 +115,8 @@ def test_gradients_of_the_losses_of_a_router_are_those_of_autograd(name: str) ->
     (again_BTD.square().sum() + 0.5 * (0.3 * found.balance + 0.2 * found.z)).backward()
     torch.testing.assert_close(y_BTD, again_BTD)
     torch.testing.assert_close(mine.grad, expected.grad, atol=1e-12, rtol=1e-10)
-    *counts, balance, z = made.router.taken().tolist()
+    *counts, tokens, balance, z, dropped = made.router.taken().tolist()
+    assert (tokens, dropped) == (12, 0)
     assert sum(counts) == 12 * made.router.traits.chosen
     assert (balance, z) == pytest.approx((found.balance.item(), found.z.item()))
     assert not made.router.taken().any()

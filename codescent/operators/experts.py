@@ -5,7 +5,6 @@ Does not choose (routing.py does). Does not send rows to the ranks of their expe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from codescent.base.device import wide_dtype
-from codescent.operators import products
+from codescent.operators import grouped, products
 from codescent.operators.activations import Activation
 from codescent.operators.routing import (
     RouterTraits,
@@ -190,17 +189,13 @@ class _FeedForwards(torch.autograd.Function):
         activation: Activation,
         recompute: bool,
     ) -> Tensor:
-        channels = len(down_FED)
-        h_2RF = x_RD.new_empty(2, len(x_RD), channels)
-        for expert, rows in _each(counts):
-            for half in range(2):
-                products.mm(x_RD[rows], gate_up_FE2D[:, expert, half].t(), out=h_2RF[half, rows])
+        h_2RF = x_RD.new_empty(2, len(x_RD), len(down_FED))
+        for half, h_RF in enumerate(h_2RF):
+            grouped.times(x_RD, gate_up_FE2D[:, :, half].permute(1, 2, 0), counts, h_RF)
         ctx.counts, ctx.activation = counts, activation
         ctx.keeps = any(ctx.needs_input_grad) and not recompute and activation.keeps(h_2RF)
         value_RF = activation.value(h_2RF, h_2RF if ctx.keeps else None)
-        y_RD = torch.empty_like(x_RD)
-        for expert, rows in _each(counts):
-            products.mm(value_RF[rows], down_FED[:, expert], out=y_RD[rows])
+        y_RD = grouped.times(value_RF, down_FED.transpose(0, 1), counts, torch.empty_like(x_RD))
         needs_value = ctx.keeps and ctx.needs_input_grad[2]
         # An alias: autograd assumes that what is saved is unchanged, but h may hold the slopes.
         ctx.save_for_backward(x_RD, gate_up_FE2D, down_FED, h_2RF.detach(), value_RF if needs_value else None)
@@ -215,34 +210,18 @@ class _FeedForwards(torch.autograd.Function):
             h_2RF, slopes_2RF = slopes_2RF, torch.empty_like(slopes_2RF)
             value_RF = ctx.activation.value(h_2RF, slopes_2RF)
         _, wants_gate_up, wants_down, *_ = ctx.needs_input_grad
+        d_y_RD, counts = d_y_RD.contiguous(), ctx.counts
         d_value_RF = x_RD.new_empty(len(x_RD), len(down_FED))
+        grouped.times(d_y_RD, down_FED.permute(1, 2, 0), counts, d_value_RF)
         d_down_FED = torch.empty_like(down_FED) if wants_down else None
-        for expert, rows in _each(ctx.counts):
-            products.mm(d_y_RD[rows], down_FED[:, expert].t(), out=d_value_RF[rows])
-            if d_down_FED is not None:
-                products.mm(value_RF[rows].t(), d_y_RD[rows], out=d_down_FED[:, expert])
+        if d_down_FED is not None:
+            grouped.transposed_times(value_RF, d_y_RD, counts, d_down_FED.transpose(0, 1))
         d_h_2RF = ctx.activation.gradient(slopes_2RF, d_value_RF)
-        d_x_RD = torch.empty_like(x_RD)
+        gates_EFD, ups_EFD = (gate_up_FE2D[:, :, half].transpose(0, 1) for half in range(2))
+        d_x_RD = grouped.times(d_h_2RF[0], gates_EFD, counts, torch.empty_like(x_RD))
+        grouped.add_times_(d_x_RD, d_h_2RF[1], ups_EFD, counts)
         d_gate_up_FE2D = torch.empty_like(gate_up_FE2D) if wants_gate_up else None
-        for expert, rows in _each(ctx.counts):
-            products.mm(d_h_2RF[0, rows], gate_up_FE2D[:, expert, 0], out=d_x_RD[rows])
-            products.addmm_(d_x_RD[rows], d_h_2RF[1, rows], gate_up_FE2D[:, expert, 1])
-            if d_gate_up_FE2D is not None:
-                for half in range(2):
-                    products.mm(d_h_2RF[half, rows].t(), x_RD[rows], out=d_gate_up_FE2D[:, expert, half])
-        _without_rows(ctx.counts, d_gate_up_FE2D, d_down_FED)
+        if d_gate_up_FE2D is not None:
+            for half in range(2):
+                grouped.transposed_times(d_h_2RF[half], x_RD, counts, d_gate_up_FE2D[:, :, half].transpose(0, 1))
         return d_x_RD, d_gate_up_FE2D, d_down_FED, None, None, None
-
-
-def _each(counts: Sequence[int]) -> list[tuple[int, slice]]:
-    """The number and the rows of each expert that has some."""
-    ends = list(accumulate(counts))
-    return [(expert, slice(end - count, end)) for expert, (count, end) in enumerate(zip(counts, ends)) if count]
-
-
-def _without_rows(counts: Sequence[int], *gradients: Tensor | None) -> None:
-    """The gradients of experts without rows are 0."""
-    for expert, count in enumerate(counts):
-        for gradient in gradients if not count else ():
-            if gradient is not None:
-                gradient[:, expert] = 0.0

@@ -86,13 +86,13 @@ def choose(logits_NE: Tensor, traits: RouterTraits, bias_E: Tensor | None = None
 
 
 def _of_best_groups(wanted_NE: Tensor, traits: RouterTraits) -> Tensor:
-    """The scores, 0 outside of each token's best groups."""
+    """The scores, without those outside of each token's best groups."""
     by_group_NGe = wanted_NE.view(len(wanted_NE), traits.groups, -1)
     sums_NG = by_group_NGe.topk(min(_OF_GROUP, by_group_NGe.shape[-1]), -1).values.sum(-1)
     best_NG = torch.zeros_like(sums_NG, dtype=torch.bool).scatter_(
         -1, sums_NG.topk(traits.chosen_groups, -1).indices, value=True
     )
-    return by_group_NGe.masked_fill(~best_NG[..., None], 0.0).flatten(-2)
+    return by_group_NGe.masked_fill(~best_NG[..., None], -math.inf).flatten(-2)
 
 
 class Slots(NamedTuple):
