@@ -13,6 +13,7 @@ from codescent.base import own_names
 from codescent.base.command import command, how_to_tune
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
+from codescent.base.extra import install, is_installed
 from codescent.base.refusal import Change
 from codescent.base.secret import warnings
 from codescent.build import (
@@ -411,9 +412,13 @@ def check_weights(plan: Plan, dataset: AnyDataset, *, resume: bool) -> None:
 
     Raises:
         UserError: the folder is damaged, has other sizes than the model or another tokenizer, or lacks parameters that
-            stay frozen.
+            stay frozen; the library that quantizes is not installed.
     """
     model = plan.model
+    if model.lora is not None and model.lora.quantize and not is_installed("bitsandbytes"):
+        raise UserError(
+            f'lora.quantize = "{model.lora.quantize}" needs bitsandbytes, which is not installed: {install("qlora")}'
+        )
     if model.weights is None or (resume and model.lora is None):
         return
     named = str(plan.task.identity["tokenizer"])

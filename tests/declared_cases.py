@@ -235,6 +235,9 @@ def lora_cases() -> dict[str, Case]:
     dora: dict[str, Any] = {"rank": 3, "dora": True, "dropout": 0.1}
     for name in ("zero 2", "zero 3", "tp", "tp without sequence, full", "pp x tp", "fsdp x tp", "everything 32"):
         cases[f"dora, {name}"] = case(**layouts[name], lora=dora)
+    wide: dict[str, Any] = {"rank": 3, "quantize": "nf4"}
+    for name in ("zero 1", "zero 3", "tp", "pp x fsdp"):
+        cases[f"nf4, {name}"] = case(**layouts[name], model={"hidden_dim": 128, "ffn_dim": 256}, lora=wide)
     cases["dora, llama x tp"] = case(tp=2, model={"kind": "llama", "num_kv_heads": 2}, lora=dora)
     return cases
 

@@ -239,7 +239,7 @@ class Held:
         """Weights as backward reads them; sums of micro-batches before the last one; what the optimizer is given."""
         part = self.trainer.parts[instruction.chunk]
         if instruction.verb in (Verb.BACKWARD, Verb.BACKWARD_INPUT):
-            self.read[instruction.chunk] = nbytes(part.parameters())
+            self.read[instruction.chunk] = nbytes(_weights(part))
         if instruction.last:
             self.whole[instruction.chunk] = nbytes(_whole_gradients(part))
         if instruction.last or instruction.verb is Verb.STEP:
@@ -269,12 +269,20 @@ class Held:
         moments = [tensor for tensor in state if tensor.ndim]
         return {
             "read": sum(self.read.values()),
-            "parameters": nbytes(parameter for part in self.trainer.parts for parameter in part.parameters()),
+            "parameters": nbytes(tensor for part in self.trainer.parts for tensor in _weights(part)),
             "whole_gradients": sum(self.whole.values()),
             "gradients": self.gradients,
             "masters": nbytes(weight.master for weight in optimizer.weights),
             "moments": nbytes(moments),
         }
+
+
+def _weights(part: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Parameters, and the scales of quantized ones."""
+    yield from part.parameters()
+    for layer in part.modules():
+        if (packed := getattr(layer, "packed", None)) is not None:
+            yield from packed.tensors()
 
 
 def nbytes(tensors: Iterable[torch.Tensor]) -> int:

@@ -205,7 +205,15 @@ def method_cases() -> dict[str, Case]:
     layouts: dict[str, dict[str, Any]] = {"one rank": {}, "tp": {"tp": 2}, "cp x pp": {"cp": 2, "pp": 2}}
     lora = {"rank": 3, "dora": True, "dropout": 0.1}
     choices = product(("gpt2", "llama", "mlm"), ("fp32", "bf16"), layouts.items(), ("none", "selective", "full"))
-    return {
+    sizes, packed = {"num_layers": 2, "hidden_dim": 128, "ffn_dim": 256}, {"rank": 3, "quantize": "nf4"}
+    kinds: tuple[dict[str, Any], ...] = ({}, {"kind": "llama", "num_kv_heads": 2})
+    quantized = {
+        f"{kind} nf4-{precision}-{recompute}-{tp}": case(
+            precision, model=sizes | kind, lora=packed, recompute=recompute, tp=tp
+        )
+        for kind, precision, recompute, tp in product(kinds, ("fp32", "bf16"), ("none", "full"), (1, 2))
+    }
+    return quantized | {
         f"{kind} {name}-{precision}-{recompute}": of_kind(
             kind, 0.0, layout, lora=lora, recompute=recompute, precision=precision
         )

@@ -5,29 +5,36 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from codescent.train.initial import InitialValues
 from forker import Forker, Runs
 from peft import PeftModel
 from runs import assert_same, make_project
 from test_interchange import a_folder, gpt2, llama
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
 from codescent import models
+from codescent.base.errors import UserError
+from codescent.build import build
+from codescent.config.sections import Config
 from codescent.huggingface import kind_of
 from codescent.huggingface.folder import open_folder
+from codescent.huggingface.initial import InitialValues
 from codescent.huggingface.peft import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapters
 from codescent.huggingface.rounding import Rounding
 from codescent.huggingface.write import Shard, write_weights
-from codescent.models.lora.declare import Method, resolve
+from codescent.inference.trained import Values, find
+from codescent.models.initialize import initial_values
+from codescent.models.lora.declare import Method, names, resolve
 from codescent.operators.activations import EXACT_GELU, ActivatedThenLinear, GateUp
 from codescent.operators.dropout import drop
 from codescent.operators.gated import GATED
 from codescent.operators.linear import Linear
+from codescent.operators.nf4 import packed, rounded
 from codescent.plan.model import Lora
 
 pytestmark = [  # what peft and transformers say of each other
@@ -35,15 +42,22 @@ pytestmark = [  # what peft and transformers say of each other
     pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning"),
 ]
 METHODS = {"rslora": Method(rslora=True), "dora": Method(dora=True), "both": Method(rslora=True, dora=True)}
+QUANTIZED = {"nf4": Method(quantize="nf4"), "nf4, dora": Method(quantize="nf4", dora=True)}
 BASES = {"gpt2": gpt2, "llama": llama}
 
 
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bases")
-    for name, make in BASES.items():
+    for name, make in (BASES | {"wide llama": wide_llama}).items():
         a_folder(folder / name, make())
     return folder
+
+
+def wide_llama() -> LlamaForCausalLM:
+    """Its rows have whole blocks of NF4."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=64, num_hidden_layers=2, max_position_embeddings=32, **sizes))
 
 
 def pair(base: Path, folder: Path, method: Method) -> tuple[torch.nn.Module, Any, Adapters]:
@@ -57,8 +71,18 @@ def pair(base: Path, folder: Path, method: Method) -> tuple[torch.nn.Module, Any
     folder.mkdir()
     write_weights(folder, [file], "F32", lambda name, box: values[name].detach()[box], set(), Rounding("fp32"))
     (folder / ADAPTER_CONFIG).write_text(adapters.settings("CAUSAL_LM", str(base)))
-    theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder, is_trainable=True)
-    return module, theirs.eval(), adapters
+    bits = {}
+    if lora.quantize:
+        bits["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=torch.float32,
+        )
+    theirs = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, **bits)
+    if lora.quantize:  # the same values, without the kernel for CPUs that multiplies in fewer bits
+        theirs = theirs.dequantize()
+    return module, PeftModel.from_pretrained(theirs, folder, is_trainable=True).eval(), adapters
 
 
 def ours(base: Path, lora: Lora) -> torch.nn.Module:
@@ -72,14 +96,22 @@ def ours(base: Path, lora: Lora) -> torch.nn.Module:
             if declared[name].trained:
                 noise = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(number))
                 tensor.add_(noise * 0.3)
+    for name, tensor in list(module.named_parameters()):
+        if declared[name].quantized:
+            layer: Any = module.get_submodule(name.rpartition(".")[0])
+            every = tuple(slice(0, size) for size in tensor.shape)
+            values, layer.packed = packed(tensor.detach(), declared[name].alternating, every, torch.float32)
+            layer.weight = torch.nn.Parameter(values, requires_grad=False)
     return module
 
 
-@pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("base", "method"),
+    [*product(BASES, METHODS), *(("wide llama", name) for name in QUANTIZED)],
+)
 def test_logits_and_gradients_are_those_of_peft(bases: Path, tmp_path: Path, base: str, method: str) -> None:
     """Fault: another factor, norm or derivative than `peft` has; a row of q, k or v in another place."""
-    mine, theirs, adapters = pair(bases / base, tmp_path / "adapters", METHODS[method])
+    mine, theirs, adapters = pair(bases / base, tmp_path / "adapters", (METHODS | QUANTIZED)[method])
     tokens = torch.randint(0, 64, (3, 16), generator=torch.Generator().manual_seed(1))
     logits = theirs(tokens).logits
     with torch.no_grad():
@@ -180,6 +212,7 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
 OF_METHOD: dict[str, tuple[str, ...]] = {
     "dropout": ("lora.dropout=0.3",),
     "dora": ("lora.dora=true", "lora.rslora=true"),
+    "nf4": ("lora.quantize=nf4", "lora.dora=true", "model.hidden_dim=128", "model.ffn_dim=256"),
 }
 KIND_WORDS = {
     "llama": ("model.kind=llama", "model.num_kv_heads=2", "model.tie_head=true", "model.hidden_dim=24"),
@@ -219,6 +252,46 @@ def test_kinds_on_a_layout(runs: Runs, kind: str, method: str) -> None:
     """Fault: positions of two streams counted as one; halves of a gate taken for one row."""
     words = (*KIND_WORDS[kind], *OF_METHOD[method])
     assert_same(runs.run(2, "parallel.tp=2", *words), runs.of_one(*words), 1e-9)
+
+
+@pytest.mark.slow
+def test_quantized_matrices_are_merged_as_they_were_trained(runs: Runs) -> None:
+    """Fault: an export of the wide weights, to which the adapters do not belong."""
+    words = ("lora.quantize=nf4", "lora.alpha=9", "model.hidden_dim=128", "model.ffn_dim=256", "train.precision=fp32")
+    found = runs.run(2, "parallel.tp=2", *words, "optimizer.learning_rate=1e-2")
+    trained = find(found.path)
+    values, rows = Values(trained), slice(10, 300)
+    for matrix in trained.declared:
+        if matrix.name in ("blocks.0.attn.qkv.weight", "blocks.3.mlp.down.weight"):
+            every = tuple(slice(0, size) for size in matrix.shape)
+            a_RI, b_OR = (values.trained(name, (slice(None), slice(None))) for name in names(matrix.name))
+            wanted = rounded(initial_values(trained.config.run.seed, matrix), matrix.alternating) + 3.0 * b_OR @ a_RI
+            torch.testing.assert_close(values.box(matrix.name, every), wanted)
+            torch.testing.assert_close(values.box(matrix.name, (rows, every[1])), wanted[rows])
+            assert float((wanted - initial_values(trained.config.run.seed, matrix)).abs().max()) > 1e-3
+
+
+def test_sizes_and_layouts_that_nf4_cannot_have() -> None:
+    """Fault: blocks that another layout would cut elsewhere, so that its losses are others."""
+    model = {"num_layers": 2, "num_heads": 2, "hidden_dim": 128, "ffn_dim": 320, "seq_len": 16, "vocab_size": 31}
+    lora = {"rank": 2, "quantize": "nf4"}
+    with pytest.raises(UserError, match=r"2 parts of the 320 inputs of the MLP output would cut some of them"):
+        build(Config.model_validate({"model": model, "lora": lora, "parallel": {"tp": 2}}), 31, 2)
+    with pytest.raises(UserError, match=r"attn\.qkv has 48 inputs, and 64 of a row have one scale"):
+        build(Config.model_validate({"model": model | {"hidden_dim": 48}, "lora": lora}), 31, 1)
+    with pytest.raises(ValueError, match="quantized matrices stay on the device"):
+        Config.model_validate({"model": model, "lora": lora, "parallel": {"offload": "all"}})
+
+
+def test_the_plan_counts_bytes_of_nf4() -> None:
+    """Fault: 2 bytes for each element of a frozen matrix that has half a byte."""
+    model = {"num_layers": 1, "num_heads": 2, "hidden_dim": 128, "ffn_dim": 256, "seq_len": 16, "vocab_size": 31}
+    given = {"model": model, "lora": {"rank": 2, "quantize": "nf4"}, "train": {"precision": "bf16"}}
+    plan = build(Config.model_validate(given), 31, 1)
+    held = {one.parameter.name: one.weights_bytes(plan.mesh) for one in plan.tensors}
+    elements = 128 * 256
+    assert held["blocks.0.mlp.up.weight"] == elements // 2 + elements // 64 + 8 * 256 + 4 * 2
+    assert held["blocks.0.norm_1.weight"] == 2 * 128
 
 
 def test_the_factor_of_rslora() -> None:

@@ -46,7 +46,7 @@ def check_bytes(plan: Plan, rank: int, held: dict[str, int]) -> StateBytes:
     assert len({(t.weight_dtype, t.gradient_dtype, t.bucket_dtype, t.master_dtype) for t in plan.trained}) == 1
     left = [tensor for tensor in tensors if not tensor.parameter.trained]
     assert {tensor.weight_dtype for tensor in left} <= {plan.work.precision}
-    left_bytes = numel("weights", left) * DTYPE_BYTES[plan.work.precision]
+    left_bytes = sum(tensor.weights_bytes(mesh, rank) for tensor in left)
     # Where only masters are divided, what forward and backward read is gathered for them.
     weights = held["read"] if mesh.dp_shard > 1 and one.master_dtype else held["parameters"]
     assert weights == numel("weights") * DTYPE_BYTES[one.weight_dtype] + left_bytes

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from codescent.train.initial import InitialValues
-from codescent.verbs.trained import find, module_of
 from forker import Forker
 from peft import LoraConfig, PeftModel, get_peft_model
 from runs import make_project
@@ -23,9 +21,11 @@ from transformers import AutoModelForCausalLM
 from codescent import models
 from codescent.base.errors import UserError
 from codescent.huggingface.folder import Folder, open_folder
+from codescent.huggingface.initial import InitialValues
 from codescent.huggingface.merged import merged_weights
 from codescent.huggingface.peft import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from codescent.huggingface.peft_folder import open_peft, open_start
+from codescent.inference.trained import find, module_of
 from codescent.models.lora.declare import Method, resolve
 from codescent.plan.model import Lora
 from codescent.verbs.cli import run

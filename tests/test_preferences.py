@@ -15,7 +15,6 @@ import pytest
 import tokenizers
 import torch
 import torch.nn.functional as F
-from codescent.train.initial import InitialValues
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -24,6 +23,7 @@ from torch.autograd import grad
 from codescent import models, tasks
 from codescent.config.sections import Data, Model, Train
 from codescent.data.loader import Batch
+from codescent.huggingface.initial import InitialValues
 from codescent.models.part import Part
 from codescent.operators.token_losses import token_losses
 from codescent.plan.objective import Objective

@@ -213,6 +213,7 @@ def _placed(
             one.trained,
             one.alternating,
             one.fixed,
+            one.quantized,
         )
         if alike not in found:
             tensor = _tensor(one, config, candidate.work.num_microbatches)

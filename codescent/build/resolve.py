@@ -71,7 +71,9 @@ def resolve_into(config: Config, vocab_size: int | None, problems: list[str]) ->
         try:
             own = models.parameters_of(request.kind, shape)
             start = None if wanted.weights is None else str(wanted.weights)
-            method = lora_shape.Method(wanted.rslora, wanted.dropout, wanted.dora, start)
+            method = lora_shape.Method(
+                wanted.rslora, wanted.dropout, wanted.dora, start, wanted.quantize.replace("none", "")
+            )
             lora = lora_shape.resolve(own, wanted.rank, wanted.alpha, wanted.targets, wanted.whole, method)
         except UserError as error:
             problems += error.problems

@@ -40,6 +40,7 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
         yield from refused_schedule(optimizer, None)
     yield from _device_contradictions(config)
     yield from _lora_contradictions(config)
+    yield from _quantized_contradictions(config)
     yield from _restart_contradictions(config)
     yield from _checkpoint_contradictions(config)
     yield from _loss_contradictions(config)
@@ -121,6 +122,19 @@ def _lora_contradictions(config: Config) -> Iterator[Contradiction]:
             'given "optimizer", but lora.rank is set: the optimizer has state for the adapters only, which is small; '
             'set parallel.offload to "none", or to "all" (also weights, with dp_shard and zero_stage 3)',
         )
+
+
+def _quantized_contradictions(config: Config) -> Iterator[Contradiction]:
+    """Keys by which quantized matrices would have to move."""
+    quantize, parallel = config.lora.quantize, config.parallel
+    others = {"offload": ("none", "stay on the device"), "data_parallel": (1, "have scales that torch would not copy")}
+    for name, (only, why) in others.items():
+        if quantize != "none" and getattr(parallel, name) != only:
+            yield (
+                ("lora.quantize", f"parallel.{name}"),
+                f'given "{quantize}", but parallel.{name} is {json.dumps(getattr(parallel, name))}, and quantized '
+                f'matrices {why}; set it to {json.dumps(only)}, or lora.quantize to "none"',
+            )
 
 
 def _checkpoint_contradictions(config: Config) -> Iterator[Contradiction]:

@@ -247,6 +247,9 @@ class Lora(Section):
     alpha: float | None = auto("the output of an adapter is multiplied by alpha / rank; auto: 2 x rank", gt=0)
     dora: bool = key(False, "lengths of the rows of adapted matrices are trained apart from directions (DoRA)")
     dropout: float = key(0.0, "probability of dropout of what an adapter reads, in training", ge=0, lt=1)
+    quantize: Literal["none", "nf4"] = key(
+        "none", "nf4: frozen matrices of blocks are held in 4 bits, with scales of 8 bits (QLoRA; needs bitsandbytes)"
+    )
     rslora: bool = key(False, "the output of an adapter is multiplied by alpha / sqrt(rank) (rsLoRA)")
     weights: PathFromAnywhere | None = auto(
         "folder of adapters of peft with which the run begins, with the same rank, alpha and layers; auto: new adapters"

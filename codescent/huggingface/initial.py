@@ -17,6 +17,7 @@ from codescent.huggingface.peft_folder import PeftFolder, open_start
 from codescent.huggingface.read import box
 from codescent.models.initialize import fill_, initial_values
 from codescent.models.lora.declare import is_magnitude, matrix_name
+from codescent.operators.nf4 import rounded
 from codescent.plan import ModelFacts, Parameter
 
 BoxToFill = tuple[Parameter, torch.Tensor, tuple[slice, ...]]
@@ -41,6 +42,7 @@ class InitialValues:
 
     def __init__(self, seed: int, model: ModelFacts, precision: str) -> None:
         self.seed, self._model, self._dtype = seed, model, TORCH_DTYPE[precision]
+        self._rounded: tuple[str, torch.Tensor] = ("", torch.empty(0))  # the quantized matrix that was read last
         self.weights = None if model.weights is None else open_weights(model)
 
     def box(self, parameter: Parameter, slices: tuple[slice, ...]) -> torch.Tensor:
@@ -70,13 +72,19 @@ class InitialValues:
         return open_start(Path(lora.start), self.weights.folder, lora)
 
     def held(self, parameter: Parameter, slices: tuple[slice, ...]) -> torch.Tensor:
-        """The values of a box of a frozen parameter as a run computes with them, in its precision."""
-        return self.box(parameter, slices).to(self._dtype)
+        """The values of a box of a frozen parameter as a run computes with them: in its precision, or quantized."""
+        if not parameter.quantized:
+            return self.box(parameter, slices).to(self._dtype)
+        if self._rounded[0] != parameter.name:  # blocks and groups are those of the whole matrix
+            every = tuple(slice(0, size) for size in parameter.shape)
+            values = rounded(self.box(parameter, every).to(self._dtype), parameter.alternating)
+            self._rounded = parameter.name, values
+        return self._rounded[1][slices]
 
     @cached_property
     def _matrices(self) -> dict[str, Parameter]:
-        """The parameters of the model without adapters, by name."""
-        own = models.parameters_of(self._model.kind, models.shape_of_facts(self._model))
+        """The parameters of the model, by name."""
+        own = models.parameters_of(self._model.kind, models.shape_of_facts(self._model), self._model.lora)
         return {parameter.name: parameter for parameter in own}
 
     def _lengths(self, magnitude: Parameter, slices: tuple[slice, ...]) -> torch.Tensor:

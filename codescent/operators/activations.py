@@ -26,8 +26,10 @@ from codescent.operators.linear import (
     dropped,
     is_kept,
     product,
+    unpacked,
     weight_gradient,
 )
+from codescent.operators.nf4 import Packed
 
 # Shapes: B batch, T positions, N = B * T tokens, O outputs, D hidden_dim, F ffn_dim, R the adapter's rank; 2: the gate
 # g, and the values u that it multiplies.
@@ -74,7 +76,7 @@ class ActivatedThenLinear(Linear):
 
     def _product(self, x_BTI: Tensor, bias_O: Tensor | None) -> Tensor:
         return activated_linear_(
-            self.activation, x_BTI, self.weight, bias_O, self.recompute, self.deferred, self.adapter
+            self.activation, x_BTI, self.weight, bias_O, self.recompute, self.deferred, self.adapter, self.packed
         )
 
 
@@ -86,6 +88,7 @@ def activated_linear_(
     recompute: bool = False,
     deferred: Deferred | None = None,
     adapter: Adapter | None = None,
+    packed: Packed | None = None,
 ) -> Tensor:
     """activation(h) weight^T + bias: [B, T, O]. It may overwrite h, so the caller must not read h afterwards.
 
@@ -97,10 +100,10 @@ def activated_linear_(
     recompute = recompute or (keeping() and h.device.type == "cpu")
     by_torch = not (h.device.type == "cpu" or recompute or deferred is not None or activation.reads_h)
     if torch.compiler.is_compiling() or by_torch:
-        return product(activation.plain(h), weight_OF, bias_O, adapter)
+        return product(activation.plain(h), weight_OF, bias_O, adapter, packed)
     if h.device.type != "cpu":
         activation = activation.elsewhere or activation
-    inputs = (activation, h, weight_OF, bias_O, recompute, deferred, *(adapter or NO_ADAPTER))
+    inputs = (activation, h, weight_OF, bias_O, recompute, deferred, packed, *(adapter or NO_ADAPTER))
     y_BTO: Tensor = _ActivatedLinear.apply(*inputs)  # type: ignore[no-untyped-call]
     return y_BTO
 
@@ -118,13 +121,14 @@ class _ActivatedLinear(torch.autograd.Function):
         bias_O: Tensor | None,
         recompute: bool,
         deferred: Deferred | None,
+        packed: Packed | None,
         *adapter: Any,
     ) -> Tensor:
         a_RF, b_OR, ctx.scale, ctx.drops = adapter
-        ctx.activation, ctx.deferred, ctx.parameter = activation, deferred, weight_OF
+        ctx.activation, ctx.deferred, ctx.parameter, ctx.packed = activation, deferred, weight_OF, packed
         ctx.keeps = any(ctx.needs_input_grad) and not recompute and activation.keeps(h)
         value_BTF = activation.value(h, h if ctx.keeps else None)
-        y_BTO = products.linear(value_BTF, weight_OF, bias_O)
+        y_BTO = products.linear(value_BTF, unpacked(weight_OF, packed), bias_O)
         u_NR = None
         if a_RF is not None:
             u_NR = products.linear(dropped(value_BTF, ctx.drops), a_RF)
@@ -147,7 +151,7 @@ class _ActivatedLinear(torch.autograd.Function):
         value_NF = _flat(value_BTF)
         make = partial(_weight_product, d_y_NO, value_NF)
         d_weight_OF = weight_gradient(ctx, make, wanted=ctx.needs_input_grad[2])
-        d_value_NF = products.mm(d_y_NO, with_padded_rows(weight_OF))
+        d_value_NF = products.mm(d_y_NO, with_padded_rows(unpacked(weight_OF, ctx.packed)))
         d_a_RF, d_b_OR = None, None
         if u_NR is not None:
             d_u_NR = products.mm(d_y_NO, b_OR).mul_(ctx.scale)
@@ -156,7 +160,7 @@ class _ActivatedLinear(torch.autograd.Function):
             d_b_OR = products.mm(d_y_NO.t(), u_NR).mul_(ctx.scale)
         d_h = activation.gradient(slope, d_value_NF)
         d_bias_O = d_y_NO.sum(0) if ctx.needs_input_grad[3] else None
-        return None, d_h, d_weight_OF, d_bias_O, None, None, d_a_RF, d_b_OR, None, None
+        return None, d_h, d_weight_OF, d_bias_O, None, None, None, d_a_RF, d_b_OR, None, None
 
 
 def _add_product(sum_NI: Tensor, d_u_NR: Tensor, a_RI: Tensor, like_BTI: Tensor, drops: Drops | None) -> None:
@@ -273,15 +277,15 @@ class GateUp(Linear):
 
     def _product(self, x_BTI: Tensor, bias_O: Tensor | None) -> Tensor:
         adapter = self.adapter
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():  # never with a packed weight
             halves = [None if adapter is None else adapter._replace(b_OR=adapter.b_OR[:, half]) for half in range(2)]
             pairs = zip(self.weight.unbind(1), halves, strict=True)
             return torch.stack([product(x_BTI, matrix, None, half) for matrix, half in pairs])
-        if torch.is_inference_mode_enabled() and adapter is None and x_BTI.numel() <= _FEW:
+        if torch.is_inference_mode_enabled() and adapter is None and not self.packed and x_BTI.numel() <= _FEW:
             # One product for both: the rows of a channel are adjacent, so its results are.
             h_BTF2 = products.linear(x_BTI, self.weight.flatten(0, 1)).view(*x_BTI.shape[:-1], -1, 2)
             return torch.movedim(h_BTF2, -1, 0)
-        inputs = (x_BTI, self.weight, self.deferred, *(adapter or NO_ADAPTER))
+        inputs = (x_BTI, self.weight, self.deferred, self.packed, *(adapter or NO_ADAPTER))
         h_2BTF: Tensor = _GateUpProduct.apply(*inputs)  # type: ignore[no-untyped-call]
         return h_2BTF
 
@@ -295,13 +299,14 @@ class _GateUpProduct(torch.autograd.Function):
         x_BTD: Tensor,
         weight_F2D: Tensor,
         deferred: Deferred | None,
+        packed: Packed | None,
         a_RD: Tensor | None,
         b_F2R: Tensor | None,
         scale: float,
         drops: Drops | None,
     ) -> Tensor:
-        ctx.deferred, ctx.parameter, ctx.scale, ctx.drops = deferred, weight_F2D, scale, drops
-        x_ND = x_BTD.flatten(0, -2)
+        ctx.deferred, ctx.parameter, ctx.scale, ctx.drops, ctx.packed = deferred, weight_F2D, scale, drops, packed
+        x_ND, kept_F2D, weight_F2D = x_BTD.flatten(0, -2), weight_F2D, unpacked(weight_F2D, packed)
         if keeping():
             h_2NF = torch.stack([products.matmul(x_ND, weight_FD.t()) for weight_FD in weight_F2D.unbind(1)])
         else:
@@ -314,7 +319,7 @@ class _GateUpProduct(torch.autograd.Function):
             for h_NF, b_FR in zip(h_2NF, b_F2R.unbind(1)):
                 products.addmm_(h_NF, u_NR, b_FR.t(), scale)
         needs_x = ctx.needs_input_grad[1] or u_NR is not None
-        ctx.save_for_backward(x_BTD if needs_x else None, weight_F2D, u_NR, a_RD, b_F2R)
+        ctx.save_for_backward(x_BTD if needs_x else None, kept_F2D, u_NR, a_RD, b_F2R)
         return h_2NF.view(2, *x_BTD.shape[:-1], len(weight_F2D))
 
     @staticmethod
@@ -322,7 +327,7 @@ class _GateUpProduct(torch.autograd.Function):
     def backward(ctx: Any, d_h_2BTF: Tensor) -> tuple[Tensor | None, ...]:
         x_BTD, weight_F2D, u_NR, a_RD, b_F2R = ctx.saved_tensors
         d_h_2NF, x_ND = d_h_2BTF.flatten(1, -2), _flat(x_BTD)
-        d_x_ND = _by_halves(d_h_2NF, weight_F2D)
+        d_x_ND = _by_halves(d_h_2NF, unpacked(weight_F2D, ctx.packed))
         d_a_RD, d_b_F2R = None, None
         if u_NR is not None:
             d_b_F2R = _by_rows(d_h_2NF, u_NR).mul_(ctx.scale)
@@ -330,7 +335,7 @@ class _GateUpProduct(torch.autograd.Function):
             d_a_RD = products.mm(d_u_NR.t(), dropped(x_BTD, ctx.drops))
             _add_product(d_x_ND, d_u_NR, a_RD, x_BTD, ctx.drops)
         d_weight_F2D = weight_gradient(ctx, partial(_by_rows, d_h_2NF, x_ND), wanted=ctx.needs_input_grad[1])
-        return d_x_ND.view(*d_h_2BTF.shape[1:-1], -1), d_weight_F2D, None, d_a_RD, d_b_F2R, None, None
+        return d_x_ND.view(*d_h_2BTF.shape[1:-1], -1), d_weight_F2D, None, None, d_a_RD, d_b_F2R, None, None
 
 
 def _by_halves(d_h_2NF: Tensor, matrix_F2X: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from codescent.operators import products
 from codescent.operators.dropout import drop
+from codescent.operators.nf4 import Packed
 from codescent.plan.activations import SMALL_BYTES
 
 # Shapes: B batch, T positions, N = B * T, I inputs, O outputs, R the adapter's rank.
@@ -73,6 +74,7 @@ class Linear(nn.Module):
         lora_a, lora_b: the two matrices of the adapter; None: no adapter.
         scale: factor on the product of the adapter.
         lora_magnitude: the lengths of the rows of W + scale B A (DoRA); None: they are as they are.
+        packed: gives the frozen weight, which is held in few bits; None: `weight` is what products read.
         sum_ranks: function that adds squares of lengths over ranks; None: no function. Set if the inputs are split.
         adapter_dropout: probability of dropout of what the adapter reads.
         adapter_keys_B: see `Drops`; set for each micro-batch.
@@ -95,6 +97,7 @@ class Linear(nn.Module):
         self.register_parameter("lora_b", None)
         self.lora_magnitude: nn.Parameter | None
         self.register_parameter("lora_magnitude", None)
+        self.packed: Packed | None = None
         self.sum_ranks: Callable[[Tensor], Tensor] | None = None
         self.scale, self.adapter_dropout, self.first_input = 0.0, 0.0, 0
         self.adapter_keys_B: Tensor | None = None
@@ -134,7 +137,7 @@ class Linear(nn.Module):
     def _with_magnitude(self, y: Tensor, magnitude: Tensor) -> Tensor:
         adapter = self.adapter
         assert adapter is not None
-        squares = squared_lengths(self.weight, adapter)
+        squares = squared_lengths(unpacked(self.weight, self.packed), adapter)
         lengths = (squares if self.sum_ranks is None else self.sum_ranks(squares)).sqrt()
         if torch.compiler.is_compiling():
             return y * _of_outputs((magnitude.to(lengths.dtype) / lengths).to(y.dtype))
@@ -143,17 +146,19 @@ class Linear(nn.Module):
 
     def _product(self, x_BTI: Tensor, bias_O: Tensor | None) -> Tensor:
         if self.deferred is None:
-            return product(x_BTI, self.weight, bias_O, self.adapter)
+            return product(x_BTI, self.weight, bias_O, self.adapter, self.packed)
         y_BTO: Tensor = _DeferredLinear.apply(x_BTI, self.weight, bias_O, self.deferred)  # type: ignore[no-untyped-call]
         return y_BTO
 
 
-def product(x_BTI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, adapter: Adapter | None) -> Tensor:
-    """x W^T + b + scale (x A^T) B^T: [B, T, O], with gradients by autograd."""
+def product(
+    x_BTI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, adapter: Adapter | None, packed: Packed | None = None
+) -> Tensor:
+    """x W^T + b + scale (x A^T) B^T: [B, T, O], with gradients by autograd. `packed`: see `Linear`."""
     if adapter is None:
-        return products.linear(x_BTI, weight_OI, bias_O)
+        return _of_weight(x_BTI, weight_OI, bias_O, packed)
     x_NI = x_BTI.flatten(0, -2)
-    y_NO = products.linear(x_NI, weight_OI, bias_O)
+    y_NO = _of_weight(x_NI, weight_OI, bias_O, packed)
     u_NR = _down(x_BTI, adapter)
     # In place, because y has no other reader: this saves two passes over y.
     if products.widens(x_NI):
@@ -161,6 +166,35 @@ def product(x_BTI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, adapter: Ad
     else:
         y_NO = y_NO.addmm_(u_NR, adapter.b_OR.t(), alpha=adapter.scale)
     return y_NO.view(*x_BTI.shape[:-1], -1)
+
+
+def unpacked(weight: Tensor, packed: Packed | None) -> Tensor:
+    """The weight that products read."""
+    return weight if packed is None else packed(weight)
+
+
+def _of_weight(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, packed: Packed | None) -> Tensor:
+    if packed is None:
+        return products.linear(x, weight_OI, bias_O)
+    y: Tensor = _PackedProduct.apply(x, weight_OI, bias_O, packed)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _PackedProduct(torch.autograd.Function):
+    """x W^T + b of a frozen W in few bits. Forward and backward unpack it, so that it is never kept whole."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, packed: Packed) -> Tensor:
+        ctx.save_for_backward(weight_OI)
+        ctx.packed = packed
+        return products.linear(x, packed(weight_OI), bias_O)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor, None, Tensor | None, None]:
+        (weight_OI,) = ctx.saved_tensors
+        d_x = products.mm(d_y.flatten(0, -2), ctx.packed(weight_OI)).view(*d_y.shape[:-1], -1)
+        return d_x, None, d_y.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None, None
 
 
 def _down(x_BTI: Tensor, adapter: Adapter) -> Tensor:

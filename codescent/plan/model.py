@@ -27,6 +27,8 @@ class Lora:
         whole: layers whose own parameters are trained.
         rslora: the scale is alpha / sqrt(rank) (Kalajdzievski 2023, "A Rank Stabilization Scaling Factor for
             Fine-Tuning with LoRA", theorem 3.2).
+        quantize: the number format of the frozen matrices of blocks, "nf4" (Dettmers et al. 2023, "QLoRA"); "": that of
+            the run.
         start: folder of `peft` with the adapters with which the run begins; None: they are new.
         dora: rows of the adapted matrix have trained lengths (Liu et al. 2024, "DoRA: Weight-Decomposed Low-Rank
             Adaptation", equation 5).
@@ -41,6 +43,7 @@ class Lora:
     dropout: float = brief(0.0)
     dora: bool = brief(False)
     start: str | None = brief(None)
+    quantize: str = brief("")
 
     @property
     def scale(self) -> float:

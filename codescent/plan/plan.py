@@ -238,6 +238,7 @@ class Plan:
             "lora.rslora": None if lora is None else lora.rslora,
             "model.adapters": self.model.adapters if lora is None else None,
             "lora.weights": None if lora is None else lora.start,
+            "lora.quantize": None if lora is None else lora.quantize or "none",
             "lora.dora": None if lora is None else lora.dora,
             "lora.dropout": None if lora is None else lora.dropout,
             "lora.whole": None if lora is None else ", ".join(sorted(lora.whole)),

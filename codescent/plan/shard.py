@@ -10,6 +10,7 @@ from enum import StrEnum
 from functools import lru_cache
 
 from codescent.base.dtypes import DTYPE_BYTES
+from codescent.base.nf4_size import nf4_bytes
 from codescent.plan.brief import brief
 from codescent.plan.mesh import Mesh
 
@@ -56,6 +57,7 @@ class Parameter:
         trained: False: it has no gradient, no optimizer state and no master copy.
         alternating: the parameter holds several matrices: so many rows of the first, so many of the second, and so on;
             then again from the first, to the last row. All dims but the last count rows. Empty: it is one matrix.
+        quantized: the number format in which a frozen matrix is held, "nf4"; "": that of the run.
         fixed: it is a vector whose length does not follow the width of the model: a bias of logits.
         read_by: the share of the positions that reads an element: of experts those that are routed to one of them.
     """
@@ -71,6 +73,7 @@ class Parameter:
     alternating: tuple[int, ...] = ()
     fixed: bool = brief(False)
     read_by: float = brief(1.0)
+    quantized: str = brief("")
 
     @property
     def matrices(self) -> tuple[tuple[int, int], ...]:
@@ -181,7 +184,10 @@ class TensorPlan:
         return self.weights_in if self.updated_on_host else self.optimizer_in
 
     def weights_bytes(self, mesh: Mesh, rank: int = 0) -> int:
-        """Bytes of the weights on a rank. Rank 0 has the largest shard."""
+        """Bytes of the weights on a rank. Rank 0 has the largest shard. Of a quantized matrix with its scales."""
+        if self.parameter.quantized:
+            shape = self.parameter.shape
+            return nf4_bytes(self.weights.sizes(shape, mesh, rank), shape, self.parameter.alternating)
         return self.weights.numel(self.parameter.shape, mesh, rank) * DTYPE_BYTES[self.weight_dtype]
 
     def gradients_bytes(self, mesh: Mesh, rank: int = 0) -> int:

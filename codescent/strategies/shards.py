@@ -32,6 +32,7 @@ def shard_(module: nn.Module, this_rank: ThisRank, *, wire_dtype: str) -> None:
     """
     precision, stage = this_rank.plan.work.precision, this_rank.plan.layout.zero_stage
     mesh = _device_mesh(this_rank)
+    quantized = {tensor.parameter.name for tensor in this_rank.tensors if tensor.parameter.quantized}
     assert isinstance(module.blocks, nn.ModuleDict)
     blocks = list(module.blocks.values())
     shard_units_(
@@ -41,7 +42,11 @@ def shard_(module: nn.Module, this_rank: ThisRank, *, wire_dtype: str) -> None:
         # Backward begins with the last block. If its weights were freed, they would be gathered again at once.
         freed=blocks[:-1] if stage == 3 else (),
         # Below stage 3 parameters that are not trained stay whole: they have no gradients or optimizer state to shard.
-        whole=[parameter for parameter in module.parameters() if stage < 3 and not parameter.requires_grad],
+        whole=[
+            parameter
+            for name, parameter in module.named_parameters()
+            if not parameter.requires_grad and (stage < 3 or name in quantized)
+        ],
         divisor=1.0,  # gradients are sums: the loss is already divided by the tokens of the global batch
         mp_policy=MixedPrecisionPolicy(
             param_dtype=torch.bfloat16 if precision == "bf16" else None,

@@ -70,10 +70,12 @@ class Zero(Strategy):
 
         The optimizer updates shards in its own dtype (fp32 or fp64). In stage 3 these shards are the weights. In stages
         1 and 2 they are master copies of the weights that forward reads. Tensors that are not trained are sharded only
-        in stage 3, in their own dtype.
+        in stage 3, in their own dtype, and quantized ones never.
         """
         stage = candidate.layout.zero_stage
         shard = Placement({**tensor.optimizer.shards, self.axis: 0})  # in addition to the shards of earlier axes
+        if tensor.parameter.quantized:  # fully_shard gathers no numbers of 4 bits: every rank has all of them
+            return tensor
         if not tensor.parameter.trained:
             sharded = replace(tensor, weights=shard, gradients=shard, optimizer=shard)
             return sharded if stage == 3 else tensor

@@ -33,6 +33,7 @@ from codescent.train.ema import Ema
 from codescent.train.execute import Executor
 from codescent.train.muon import matrix_rounds
 from codescent.train.optimize import Accepts, Optimizer, Weight
+from codescent.train.quantized import make_room_, quantize_
 from codescent.train.server_weights import server_weights
 from codescent.train.stop import StopRequest
 from codescent.train.trainer import Trainer
@@ -94,6 +95,7 @@ def _part(plan: Plan, this_rank: ThisRank, depths: Any, device: torch.device) ->
     _widen(part, plan.work.precision)
     for strategy in active(plan):
         strategy.divide(part, this_rank)
+    make_room_(part, this_rank.tensors)
     return _with_memory(part, this_rank.tensors[0], device)
 
 
@@ -164,10 +166,12 @@ def _initialise(parts: list[nn.Module], this_rank: ThisRank, *, replaced: bool) 
     weights = {t.parameter.name: _weight(t, parameters[t.parameter.name], this_rank) for t in this_rank.trained}
     masters = {name: weight.master for name, weight in weights.items()}
     read = parameters | masters
-    held = [(t.parameter, read[t.parameter.name], _slices(t, this_rank)) for t in this_rank.tensors]
+    whole = [t for t in this_rank.tensors if not t.parameter.quantized]
+    held = [(t.parameter, read[t.parameter.name], _slices(t, this_rank)) for t in whole]
     plan = this_rank.plan
     folder = plan.model.weights
     wrong = write_initial_values_(plan.seed, plan.model, plan.work.precision, held, replaced=replaced)
+    wrong += quantize_(parts, this_rank)
     if folder is not None:
         together(UserError, lambda: _refuse(folder, wrong))
     for weight in weights.values():

@@ -260,6 +260,8 @@ def _precision(plan: Plan) -> list[str]:
     state = f"{tensors} {plural(max(numbers), 'optimizer tensor')} in {tensor.optimizer_dtype}"
     state += " and a moving average" if tensor.averaged else ""
     weights = f"{arithmetic}{tensor.weight_dtype} weights, {tensor.gradient_dtype} gradients"
+    if plan.model.lora is not None and plan.model.lora.quantize:
+        weights += f", frozen matrices of blocks in {plan.model.lora.quantize}"
     return (
         [weights, f"{tensor.master_dtype} master weights, {state}"] if tensor.master_dtype else [f"{weights}, {state}"]
     )

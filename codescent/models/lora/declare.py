@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from codescent.base.dtypes import WIDE
 from codescent.base.errors import UserError
+from codescent.base.nf4_size import BLOCK
 from codescent.operators.saved_tensors import IN_BLOCKS
 from codescent.plan.activations import SavedTensor
 from codescent.plan.divided import Dim
@@ -33,6 +34,7 @@ class Method:
     dropout: float = 0.0
     dora: bool = False
     start: str | None = None
+    quantize: str = ""
 
 
 PLAIN = Method()
@@ -59,7 +61,7 @@ def resolve(
     Raises:
         UserError: no layer takes adapters; every unknown name; a rank that is not smaller than both sides of a matrix.
     """
-    matrices = {_layer(p): p for p in parameters if p.role in _ROLES and _BLOCK.match(p.name)}
+    matrices = {_layer(p): p for p in parameters if _is_adaptable(p)}
     if not matrices:
         raise UserError("lora.rank: no layer of this model takes an adapter: its blocks have no torch.nn.Linear")
     heads = tuple(dict.fromkeys(_layer(p) for p in parameters if p.role is Role.LOGITS))
@@ -85,6 +87,12 @@ def resolve(
                 f"lora.rank = {rank}: {name} is a matrix of {' x '.join(map(str, _sides(matrices[name])))}, and the "
                 f"rank must be smaller than both sides; at most {max(1, smallest - 1)}, or other lora.targets"
             )
+    for name, matrix in matrices.items() if method.quantize else ():
+        if name not in lora.whole and matrix.shape[-1] % BLOCK:
+            problems.append(
+                f'lora.quantize = "{method.quantize}": {name} has {matrix.shape[-1]} inputs, and {BLOCK} of a row have '
+                f'one scale: sizes must be multiples of {BLOCK}; or set it to "none"'
+            )
     if problems:
         raise UserError(*problems)
     return lora
@@ -102,12 +110,23 @@ def adapted(parameters: Sequence[Parameter], lora: Lora | None) -> tuple[Paramet
     found: list[Parameter] = []
     for _, group in itertools.groupby(parameters, key=lambda p: p.name.rpartition(".")[0]):
         layer = list(group)
-        found += [dataclasses.replace(parameter, trained=_layer(parameter) in lora.whole) for parameter in layer]
+        found += [_frozen(parameter, lora) for parameter in layer]
         for matrix in layer:
             if matrix.role in _ROLES and _layer(matrix) in lora.targets:
                 found += _adapter(matrix, lora.rank)
                 found += [_magnitude(matrix)] if lora.dora else []
     return tuple(found)
+
+
+def _frozen(parameter: Parameter, lora: Lora) -> Parameter:
+    """The parameter as adapters leave it: frozen, unless its layer is trained whole; a matrix perhaps in few bits."""
+    trained = _layer(parameter) in lora.whole
+    quantized = "" if trained or not _is_adaptable(parameter) else lora.quantize
+    return dataclasses.replace(parameter, trained=trained, quantized=quantized)
+
+
+def _is_adaptable(parameter: Parameter) -> bool:
+    return parameter.role in _ROLES and _BLOCK.match(parameter.name) is not None
 
 
 def _adapter(matrix: Parameter, rank: int) -> tuple[Parameter, Parameter]:

@@ -39,8 +39,9 @@ def adapt_(module: nn.Module, parameters: Iterable[Parameter], lora: Lora) -> No
             layer.register_parameter(leaf, matrix)
             if isinstance(layer, Linear):
                 layer.scale, layer.adapter_dropout, sites[-1] = lora.scale, lora.dropout, layer
-            elif lora.dropout:
-                raise UserError(f"lora.dropout: {owner} is a layer of another library; set lora.dropout = 0")
+            elif lora.dropout or lora.quantize:
+                key, off = ("lora.dropout", "0") if lora.dropout else ("lora.quantize", '"none"')
+                raise UserError(f"{key}: {owner} is a layer of another library; set {key} = {off}")
             elif leaf == B:  # a layer of torch: A is there already
                 layer.register_forward_hook(partial(_add_adapter, lora.scale))
             elif leaf == MAGNITUDE:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from codescent.base.dtypes import DTYPE_BYTES
@@ -19,7 +19,7 @@ from codescent.config.decided import with_samples
 from codescent.config.effects import value_of
 from codescent.cost.activations import activations_bytes, is_known
 from codescent.cost.stage_memory import FITS, block_bytes
-from codescent.plan import AXES, Mesh, Plan
+from codescent.plan import AXES, Mesh, Placement, Plan
 from codescent.plan.activations import CPU, CUDA
 from codescent.plan.state import StateBytes, state_bytes
 
@@ -257,5 +257,6 @@ def _largest_block(plan: Plan) -> float:
         depth, *others = tensor.parameter.depths
         if not others and depth in sizes:
             gradient = DTYPE_BYTES[tensor.gradient_dtype] if tensor.parameter.trained else 0
-            sizes[depth] += tensor.parameter.numel * (DTYPE_BYTES[tensor.weight_dtype] + gradient)
+            weights = replace(tensor, weights=Placement()).weights_bytes(Mesh())
+            sizes[depth] += weights + tensor.parameter.numel * gradient
     return max(sizes.values())
