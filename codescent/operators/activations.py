@@ -128,7 +128,8 @@ class _ActivatedLinear(torch.autograd.Function):
         ctx.activation, ctx.deferred, ctx.parameter, ctx.packed = activation, deferred, weight_OF, packed
         ctx.keeps = any(ctx.needs_input_grad) and not recompute and activation.keeps(h)
         value_BTF = activation.value(h, h if ctx.keeps else None)
-        y_BTO = products.linear(value_BTF, unpacked(weight_OF, packed), bias_O)
+        read_OF = weight_OF if packed is None else packed(weight_OF)
+        y_BTO = products.linear(value_BTF, read_OF, bias_O)
         u_NR = None
         if a_RF is not None:
             u_NR = products.linear(dropped(value_BTF, ctx.drops), a_RF)
@@ -151,7 +152,8 @@ class _ActivatedLinear(torch.autograd.Function):
         value_NF = _flat(value_BTF)
         make = partial(_weight_product, d_y_NO, value_NF)
         d_weight_OF = weight_gradient(ctx, make, wanted=ctx.needs_input_grad[2])
-        d_value_NF = products.mm(d_y_NO, with_padded_rows(unpacked(weight_OF, ctx.packed)))
+        read_OF = weight_OF if ctx.packed is None else ctx.packed(weight_OF)
+        d_value_NF = products.mm(d_y_NO, with_padded_rows(read_OF))
         d_a_RF, d_b_OR = None, None
         if u_NR is not None:
             d_u_NR = products.mm(d_y_NO, b_OR).mul_(ctx.scale)

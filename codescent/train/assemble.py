@@ -251,13 +251,7 @@ def _compile(part: nn.Module, what: str, *, graphs: bool = False) -> None:
 
 
 def _loader(
-    parts: list[nn.Module],
-    plan: Plan,
-    world: World,
-    dataset: AnyDataset,
-    first_step: int,
-    ahead: Ahead,
-    waits: bool = False,
+    parts: list[nn.Module], plan: Plan, world: World, dataset: AnyDataset, first_step: int, ahead: Ahead, waits: bool
 ) -> Loader:
     """The loader of this rank's samples. The parts are told how many losses a sample has."""
     work, rank = plan.work, world.this_rank.rank
