@@ -16,6 +16,7 @@ from test_huggingface import ours
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
 
+from codescent import models
 from codescent.base.errors import UserError
 from codescent.data.tokenizers.tokenizer import ByteTokenizer, CharTokenizer
 from codescent.inference.engine import Engine
@@ -26,6 +27,7 @@ from codescent.inference.request import Finish, Output, Sampling
 from codescent.inference.sampling import DIVERGED, NOTHING_ALLOWED
 from codescent.inference.schedule import Capacity
 from codescent.inference.text import StopText
+from codescent.models.initialize import initialize_
 from codescent.operators.cache import KeysValues, PagesPass, RowPart, RowsPass, TextPages
 
 NONE: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
@@ -223,19 +225,26 @@ def _head(module: nn.Module) -> tuple[int, int]:
     return module.shape.num_kv_heads, module.shape.head_dim  # type: ignore[union-attr, return-value]
 
 
-def small() -> nn.Module:
-    """A GPT-2 of 257 tokens, for bytes."""
-    from test_sample import SIZES  # noqa: PLC0415 - only the sizes
-
-    from codescent import models  # noqa: PLC0415
-    from codescent.models.gpt2.declare import parameters  # noqa: PLC0415
-    from codescent.models.gpt2.module import GPT2  # noqa: PLC0415
-    from codescent.models.initialize import initialize_  # noqa: PLC0415
-
-    shape = models.shape_of("gpt2", {**SIZES, "vocab_size": 257, "seq_len": 128})
-    module = GPT2(shape, 1024, "cpu").eval()
-    initialize_(module, 3, parameters(shape))
+def small(kind: str = "gpt2", **sizes: Any) -> nn.Module:
+    """A model of 257 tokens, for bytes."""
+    of_all = {"num_layers": 2, "num_heads": 2, "hidden_dim": 32, "vocab_size": 257, "seq_len": 128}
+    shape = models.shape_of(kind, of_all | sizes)
+    module = models.construct(models.facts_of(kind, shape), "cpu").eval()
+    initialize_(module, 3, models.parameters_of(kind, shape))
     return module
+
+
+def test_a_model_trains_on_after_an_engine_has_read_it() -> None:
+    """Fault: what the engine's pass makes for later, such as rotary tables, has no gradient; the mode is changed."""
+    module = small("llama", ffn_dim=40)
+    module.train()
+    engine = engine_for(module)
+    engine.add([1, 2, 3], Sampling(max_new_tokens=2))
+    run(engine)
+    assert module.training
+    tokens_BT = torch.arange(12).view(2, 6)
+    module(tokens_BT, tokens_BT + 1).backward()
+    assert all(parameter.grad is not None for parameter in module.parameters())
 
 
 def of_bytes(**options: Any) -> Engine:

@@ -13,10 +13,15 @@ from test_interchange import a_folder
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from codescent.base.errors import UserError
+from codescent.config.load import load
 from codescent.inference.open import capacity_of, open_engine
 from codescent.inference.request import Finish, Sampling
+from codescent.verbs.import_folder import import_folder
 
-TEMPLATE = "{% for m in messages %}[{{ m['content'] }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}[{{ m['content'] }}]"
+    "{% else %}>{{ m['content'] }}<|endoftext|>{% endif %}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+)
 
 
 def of_bytes(path: Path) -> Path:
@@ -39,9 +44,14 @@ def test_a_folder_of_hugging_face_is_opened_as_it_is(tmp_path: Path) -> None:
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
     (path / "chat_template.jinja").write_text(TEMPLATE)
     again = open_engine(path, device="cpu")
-    assert {7, 9} <= again.engine.stops
+    assert again.engine.stops == {7, 9, 256}  # the last one ends a turn
     assert again.chat is not None
     assert again.prompts.encode("ab")[0] == "[ab]>"
+    import_folder(path, tmp_path / "run", load("finetune"))
+    of_run = open_engine(tmp_path / "run", device="cpu")
+    assert of_run.chat is not None
+    assert of_run.prompts.encode("ab")[0] == "[ab]>"
+    assert (of_run.name, of_run.which, of_run.engine.stops) == ("run", "step 0", {256})
     with pytest.raises(UserError, match="one set of weights; leave out best, step"):
         open_engine(path, device="cpu", best=True, step=3)
 

@@ -15,7 +15,7 @@ from codescent.inference.reader import Pass, Reader
 from codescent.inference.request import Finish, Output, Sampling
 from codescent.inference.rows import TextRow
 from codescent.inference.sampling import Draw, NextToken, choose
-from codescent.inference.schedule import Capacity, Scheduler
+from codescent.inference.schedule import Capacity, TextScheduler
 from codescent.inference.text import StopText, TextStream
 from codescent.models.decoder import Decoder
 
@@ -85,7 +85,7 @@ class Engine:
 
     def _begin(self) -> None:
         self._pool = PagePool(self.capacity.pages, self.capacity.page_size)
-        self._schedule = Scheduler(self._pool, self.capacity)
+        self._schedule = TextScheduler(self._pool, self.capacity)
 
     def add(self, prompt: Sequence[int], sampling: Sampling) -> int:
         """Add a request. Returns its id, which no other request has.

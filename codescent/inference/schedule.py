@@ -36,7 +36,7 @@ class Capacity:
             yield f"step_tokens {self.step_tokens}: must be at least rows = {self.rows}: each row reads a token"
 
 
-class Scheduler:
+class TextScheduler:
     """First come, first served. Rows that only need their next token come first in each pass; prompts get the rest.
 
     Where pages run out, the youngest row gives up its own and waits again, as the first. Its text is read again later

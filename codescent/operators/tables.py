@@ -30,7 +30,8 @@ class Table:
         """The table on a device, rounded to a dtype. Nobody may change it. The first call waits for a copy."""
         place = (device, dtype)
         if place not in self._kept:
-            self._kept[place] = self._make().to(device, dtype)
+            with torch.inference_mode(False):  # training may read it later, and its backward pass keep it
+                self._kept[place] = self._make().to(device, dtype)
         return self._kept[place]
 
     def tensors(self) -> Iterator[Tensor]:
