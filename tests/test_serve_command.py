@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from runs import called, environment, make_project, start, train
 from served import TALK
 
@@ -239,3 +240,28 @@ def test_ctrl_c_ends_an_answer_and_not_the_session(project: Path) -> None:
     assert process.returncode == 0, err
     assert "(interrupted)" in out
     assert "/reset" in out
+
+
+def test_embeddings_of_a_run_are_those_of_transformers(project: Path, data_dir: Path) -> None:
+    """Fault: the head, the pooling or [CLS] and [SEP] differ from what users of BERT's embeddings compute."""
+    transformers = pytest.importorskip("transformers")
+    vocabulary = data_dir / "bert-base-uncased" / "vocab.txt"
+    words = ("model.kind=bert", "model.vocab_size=auto", "data.task=mlm", f"data.tokenizer=bert:{vocabulary}")
+    train(project, "bert", *FEW, *words)
+    done = called(project, "export", "runs/bert", "bert")
+    assert done.returncode == 0, done.stderr
+    model = transformers.BertModel.from_pretrained(project / "bert", add_pooling_layer=False).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(project / "bert")
+    texts = ["many workers", "one gradient descent step", "sum"]
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    states_BTD = model(**batch).last_hidden_state.detach()
+    mask_BT1 = batch["attention_mask"][..., None]
+    means_BD = (states_BTD * mask_BT1).sum(1) / mask_BT1.sum(1)
+    expected = torch.nn.functional.normalize(means_BD, dim=-1)
+    with serving(project, "runs/bert") as (_, url, line):
+        assert line.startswith("bert, step 2: embeddings at ")
+        found = asked(url, "/v1/embeddings", {"model": "bert", "input": texts})["data"]
+    for one, vector in zip(found, expected.tolist(), strict=True):
+        assert one["embedding"] == pytest.approx(vector, abs=1e-5)
+    refused = called(project, "serve", "runs/bert", "--port", "0", "--log", "log")
+    assert refused.stderr == "error: --log: requests for embeddings are not logged; leave it out\n"
