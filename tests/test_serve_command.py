@@ -236,9 +236,10 @@ def test_ctrl_c_ends_an_answer_and_not_the_session(project: Path) -> None:
     process.stdin.flush()
     assert process.stdout.read(1)
     os.kill(process.pid, signal.SIGINT)
-    out, err = process.communicate("/help\n/exit\n", timeout=60)
+    while "(interrupted)\n" not in (text := process.stdout.readline()):
+        assert text
+    out, err = process.communicate("/reset\n/help\n/exit\n", timeout=60)
     assert process.returncode == 0, err
-    assert "(interrupted)" in out
     assert "/reset" in out
 
 
