@@ -80,6 +80,23 @@ def test_a_run_is_served_until_a_signal_comes(project: Path) -> None:
     assert talked.stdout == f"{visible(said)}\n"
 
 
+def test_sigterm_lets_a_stream_end(project: Path) -> None:
+    """Fault: SIGTERM cuts an answer that is being sent."""
+    with serving(project, "runs/text") as (process, url, _):
+        body = {"model": "text", "prompt": "many", "max_tokens": 50, "n": 8, "stream": True, "temperature": 0}
+        data = json.dumps({**body, "stream_options": {"include_usage": True}, "logprobs": 0}).encode()
+        request = urllib.request.Request(f"{url}/v1/completions", data, {"content-type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            lines = [answer.readline()]
+            process.send_signal(signal.SIGTERM)
+            lines += answer.readlines()
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+    events = [line.removeprefix(b"data: ").strip() for line in lines if line.strip()]
+    assert events[-1] == b"[DONE]"
+    assert json.loads(events[-2])["usage"]["completion_tokens"] == 8 * 50
+
+
 def test_beyond_loopback_a_token_is_needed_that_others_cannot_read(project: Path, tmp_path: Path) -> None:
     """Fault: the model is open to the network, the token is in a file that others may read, or is printed."""
     token = tmp_path / "token"
