@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from codescent.operators import products
+from codescent.operators.compiled import plain_inference
 from codescent.operators.kept import keeping
 from codescent.operators.linear import NO_ADAPTER, Adapter, Deferred, Linear, is_kept, product, weight_gradient
 
@@ -82,7 +83,7 @@ def activated_linear_(
     h is contiguous, [B, T, F], or [2, B, T, F] for a gated activation. With `recompute` forward saves only h. The other
     arguments are as in `Linear`.
     """
-    if torch.is_inference_mode_enabled() and h.numel() <= _FEW:
+    if plain_inference() and h.numel() <= _FEW:
         return product(activation.plain(h), weight_OF, bias_O, adapter)
     recompute = recompute or (keeping() and h.device.type == "cpu")
     by_torch = not (h.device.type == "cpu" or recompute or deferred is not None or activation.reads_h)
@@ -262,7 +263,7 @@ class GateUp(Linear):
             ]
             pairs = zip(self.weight.unbind(1), halves, strict=True)
             return torch.stack([product(x_BTI, matrix, None, half) for matrix, half in pairs])
-        if torch.is_inference_mode_enabled() and adapter is None and x_BTI.numel() <= _FEW:
+        if plain_inference() and adapter is None and x_BTI.numel() <= _FEW:
             # One product for both: the rows of a channel are adjacent, so its results are.
             h_BTF2 = products.linear(x_BTI, self.weight.flatten(0, 1)).view(*x_BTI.shape[:-1], -1, 2)
             return torch.movedim(h_BTF2, -1, 0)

@@ -144,6 +144,7 @@ class RowsPass:
             last += [first - 1] * is_wanted
         self.memory, self.parts = memory, parts
         self.news = [part.new for part in parts]
+        self.has_single_tokens = reads_in_place(device) and max(self.news) == 1
         self.positions_1N = torch.tensor([positions], device=device)
         self.slots_N = torch.tensor(slots, device=device)
         self._last_B = None if len(last) == first else torch.tensor(last, dtype=torch.int64, device=device)
@@ -174,7 +175,6 @@ class _RowKeys:
         self._index_S: Tensor | None = None
         in_place, length = reads_in_place(device), part.length - begin
         self._read = few_lengths(length, len(memory.layers[0]), device)
-        self.unmasked = in_place and part.new == 1
         self.is_causal = in_place and before == 0 and not (window and window < part.length)
         if not in_place:
             slots = [slot for first, end in self._slots for slot in range(first, end)]
@@ -223,27 +223,27 @@ class _LayerOfRows:
         qkv_NGEK = qkv_1NGEK[0]
         queries = qkv_NGEK.shape[2] - 2
         rows.memory.layers[layer].index_copy_(0, rows.slots_N, qkv_NGEK[:, :, queries:])
-        q_NGRK = qkv_NGEK[:, :, :queries]
-        of_rows = torch.split(q_NGRK, rows.news) if len(rows.news) > 1 else (q_NGRK,)
-        found = [
-            _attended(q_TGRK, *seen.of(layer), seen, scores)
-            for q_TGRK, seen in zip(of_rows, rows.seen(scores.window), strict=True)
-        ]
-        return (found[0] if len(found) == 1 else torch.cat(found)).view(1, len(qkv_NGEK), -1)
+        q_NGRK, keys = qkv_NGEK[:, :, :queries], rows.seen(scores.window)
+        if rows.has_single_tokens and not scores.cap:
+            # One token sees all keys alike: the queries of a group are rows that need no mask.
+            scale, attend = scores.scale(q_NGRK.shape[3]), F.scaled_dot_product_attention
+            of_rows = q_NGRK.unsqueeze(1).unbind(0)
+            found = [attend(q_1GRK, *one.of(layer), scale=scale) for q_1GRK, one in zip(of_rows, keys, strict=True)]
+        else:
+            of_rows = torch.split(q_NGRK, rows.news)
+            found = [_attended(q_TGRK, one, layer, scores) for q_TGRK, one in zip(of_rows, keys, strict=True)]
+        return (found[0] if len(found) == 1 else torch.cat(found)).reshape(1, len(qkv_NGEK), -1)
 
 
-def _attended(q_TGRK: Tensor, k_1GSK: Tensor, v_1GSK: Tensor, seen: _RowKeys, scores: ScoreTraits) -> Tensor:
+def _attended(q_TGRK: Tensor, keys: _RowKeys, layer: int, scores: ScoreTraits) -> Tensor:
     """Attention of the new tokens of a row: [T, H * K]."""
-    if seen.unmasked and not scores.cap:
-        # One token sees all keys alike: the queries of a group are rows that need no mask.
-        y_1GRK = F.scaled_dot_product_attention(q_TGRK, k_1GSK, v_1GSK, scale=scores.scale(q_TGRK.shape[3]))
-        return y_1GRK.flatten(1)
+    k_1GSK, v_1GSK = keys.of(layer)
     q_1HTK = q_TGRK.flatten(1, 2).transpose(0, 1)[None]
-    if seen.is_causal and not scores.cap:
+    if keys.is_causal and not scores.cap:
         scale, grouped = scores.scale(q_1HTK.shape[3]), q_TGRK.shape[2] > 1
         y_1HTK = F.scaled_dot_product_attention(q_1HTK, k_1GSK, v_1GSK, is_causal=True, scale=scale, enable_gqa=grouped)
     else:
-        y_1HTK = attend_to_seen(q_1HTK, k_1GSK, v_1GSK, seen.mask_TS, scores)
+        y_1HTK = attend_to_seen(q_1HTK, k_1GSK, v_1GSK, keys.mask_TS, scores)
     return y_1HTK[0].transpose(0, 1).flatten(1)
 
 

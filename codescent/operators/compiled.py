@@ -29,6 +29,15 @@ def constant_result(function: Callable[P, R]) -> Callable[P, R]:
     return function
 
 
+def plain_inference() -> bool:
+    """Whether this is a pass of the engine: in torch's inference mode, and not being compiled.
+
+    Then a layer may call torch's operators directly. A node of autograd would take longer than the product of one token
+    with a small matrix.
+    """
+    return not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
+
+
 def never_compiled(function: Callable[P, R]) -> Callable[P, R]:
     """A decorator: compiled code breaks its graph here, and calls the function as it is.
 

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from codescent.operators.compiled import plain_inference
+
 # Shapes: B samples, T positions, G groups of heads, E heads of a group (its queries, key and value), K head_dim; N
 # heads of a group that are normed: all but the value. 2: the queries, and the keys.
 
@@ -45,7 +47,7 @@ class HeadNorm:
 
         `queries`, `keys`: their scales, [K] for norms of each head, else [all channels of this rank's heads].
         """
-        if torch.is_inference_mode_enabled():
+        if plain_inference():
             return _normed(qkv_BTGEK, queries, keys, self)[0]
         normed: Tensor = _HeadNorm.apply(qkv_BTGEK, queries, keys, self)  # type: ignore[no-untyped-call]
         return normed

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from codescent.operators.compiled import compiled_off_cpu
+from codescent.operators.compiled import compiled_off_cpu, plain_inference
 
 # Shapes: B samples, T positions, D channels.
 
@@ -27,7 +27,7 @@ class PlusOneNorm(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """[B, T, D], in the dtype of x."""
-        if torch.is_inference_mode_enabled():
+        if plain_inference():
             return _normed(x_BTD, self.weight, self.eps)[0]
         y_BTD: Tensor = _PlusOneNorm.apply(x_BTD, self.weight, self.eps)  # type: ignore[no-untyped-call]
         return y_BTD

@@ -6,6 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from codescent.operators.compiled import plain_inference
+
 # Shapes: B samples, T positions, D channels.
 
 
@@ -16,7 +18,7 @@ class RootMeanSquareNorm(nn.RMSNorm):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """[B, T, D], in the dtype of x."""
-        few = torch.is_inference_mode_enabled() and x_BTD.device.type == "cpu" and x_BTD.dtype != torch.bfloat16
+        few = plain_inference() and x_BTD.device.type == "cpu" and x_BTD.dtype != torch.bfloat16
         if not few or self.eps is None:
             return super().forward(x_BTD)
         norms_BT1 = torch.linalg.vector_norm(x_BTD, dim=-1, keepdim=True)

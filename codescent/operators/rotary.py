@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from codescent.operators import compiled
-from codescent.operators.compiled import compiled_off_cpu
+from codescent.operators.compiled import compiled_off_cpu, plain_inference
 from codescent.operators.frequencies import frequencies, gain_of
 from codescent.plan.model import RopeScaling
 
@@ -52,7 +52,7 @@ def turn(qkv_BTGEK: Tensor, turns_TC2: Tensor) -> Tensor:
     if torch.compiler.is_compiling():
         qk_BTGRK, v_BTG1K = qkv_BTGEK[..., :-1, :], qkv_BTGEK[..., -1:, :]
         return torch.cat([_turned_real(qk_BTGRK, turns_TC2), v_BTG1K], -2)
-    if torch.is_inference_mode_enabled():
+    if plain_inference():
         return _turned(qkv_BTGEK, turns_TC2, back=False)
     turned_BTGEK: Tensor = _Turn.apply(qkv_BTGEK, turns_TC2)  # type: ignore[no-untyped-call]
     return turned_BTGEK
