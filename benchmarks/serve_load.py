@@ -42,6 +42,8 @@ tensorboard = false
 WORDS = ("many", "workers", "one", "descent", "loss", "gradient", "step", "rank", "sum", "mean")
 MOST_GROWTH = 1.1
 """What the resident memory of the server may be at the end, times that after a sixth of the time."""
+KEPT_S = 7.0
+"""A connection without a request is closed after 5 seconds."""
 HANGS_UP = 0.05
 """Share of the requests whose client hangs up after some tokens, as users do."""
 
@@ -137,6 +139,12 @@ def figure(url: str, name: str) -> float:
     return float(next(line.split()[-1] for line in lines if line.startswith(f"{name} ")))
 
 
+def idle_files(server: psutil.Process) -> int:
+    """Open files of the server when it has closed the connections of clients that have gone."""
+    time.sleep(KEPT_S)
+    return int(server.num_fds())
+
+
 def shares(values: list[float]) -> dict[str, float]:
     """Median, 95th percentile and largest value."""
     cuts = statistics.quantiles(values, n=20) if len(values) > 1 else values * 20
@@ -154,14 +162,13 @@ def main() -> int:
             assert process.stdout is not None
             url = process.stdout.readline().rpartition(" at ")[2].strip()
             server = psutil.Process(process.pid)
-            figure(url, "codescent_running")
-            files = server.num_fds()
+            asyncio.run(loaded(url, 1, 2, server))  # what is opened once is open now
+            files = idle_files(server)
             begin_s = time.monotonic()
             load, sizes = asyncio.run(loaded(url, arguments.clients, arguments.seconds, server))
             taken_s = time.monotonic() - begin_s
-            time.sleep(2)  # the last connections are closed
+            files_after = idle_files(server)
             left = {name: figure(url, f"codescent_{name}") for name in ("running", "waiting", "pages_used")}
-            files_after = server.num_fds()
             process.send_signal(signal.SIGTERM)
             code = process.wait(60)
         finally:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from runs import called, environment, make_project, start, train
 from served import TALK
 
@@ -77,6 +78,23 @@ def test_a_run_is_served_until_a_signal_comes(project: Path) -> None:
     )  # fmt: skip
     assert talked.returncode == 0
     assert talked.stdout == f"{visible(said)}\n"
+
+
+def test_sigterm_lets_a_stream_end(project: Path) -> None:
+    """Fault: SIGTERM cuts an answer that is being sent."""
+    with serving(project, "runs/text") as (process, url, _):
+        body = {"model": "text", "prompt": "many", "max_tokens": 50, "n": 8, "stream": True, "temperature": 0}
+        data = json.dumps({**body, "stream_options": {"include_usage": True}, "logprobs": 0}).encode()
+        request = urllib.request.Request(f"{url}/v1/completions", data, {"content-type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            lines = [answer.readline()]
+            process.send_signal(signal.SIGTERM)
+            lines += answer.readlines()
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+    events = [line.removeprefix(b"data: ").strip() for line in lines if line.strip()]
+    assert events[-1] == b"[DONE]"
+    assert json.loads(events[-2])["usage"]["completion_tokens"] == 8 * 50
 
 
 def test_beyond_loopback_a_token_is_needed_that_others_cannot_read(project: Path, tmp_path: Path) -> None:
@@ -235,7 +253,33 @@ def test_ctrl_c_ends_an_answer_and_not_the_session(project: Path) -> None:
     process.stdin.flush()
     assert process.stdout.read(1)
     os.kill(process.pid, signal.SIGINT)
-    out, err = process.communicate("/help\n/exit\n", timeout=60)
+    while "(interrupted)\n" not in (text := process.stdout.readline()):
+        assert text
+    out, err = process.communicate("/reset\n/help\n/exit\n", timeout=60)
     assert process.returncode == 0, err
-    assert "(interrupted)" in out
     assert "/reset" in out
+
+
+def test_embeddings_of_a_run_are_those_of_transformers(project: Path, data_dir: Path) -> None:
+    """Fault: the head, the pooling or [CLS] and [SEP] differ from what users of BERT's embeddings compute."""
+    transformers = pytest.importorskip("transformers")
+    vocabulary = data_dir / "bert-base-uncased" / "vocab.txt"
+    words = ("model.kind=bert", "model.vocab_size=auto", "data.task=mlm", f"data.tokenizer=bert:{vocabulary}")
+    train(project, "bert", *FEW, *words)
+    done = called(project, "export", "runs/bert", "bert")
+    assert done.returncode == 0, done.stderr
+    model = transformers.BertModel.from_pretrained(project / "bert", add_pooling_layer=False).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(project / "bert")
+    texts = ["many workers", "one gradient descent step", "sum"]
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    states_BTD = model(**batch).last_hidden_state.detach()
+    mask_BT1 = batch["attention_mask"][..., None]
+    means_BD = (states_BTD * mask_BT1).sum(1) / mask_BT1.sum(1)
+    expected = torch.nn.functional.normalize(means_BD, dim=-1)
+    with serving(project, "runs/bert") as (_, url, line):
+        assert line.startswith("bert, step 2: embeddings at ")
+        found = asked(url, "/v1/embeddings", {"model": "bert", "input": texts})["data"]
+    for one, vector in zip(found, expected.tolist(), strict=True):
+        assert one["embedding"] == pytest.approx(vector, abs=1e-5)
+    refused = called(project, "serve", "runs/bert", "--port", "0", "--log", "log")
+    assert refused.stderr == "error: --log: requests for embeddings are not logged; leave it out\n"

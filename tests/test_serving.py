@@ -112,6 +112,9 @@ def test_an_echoed_prompt_has_the_logarithms_of_the_model(server: Served) -> Non
     assert found["token_logprobs"][1:6] == pytest.approx([*expected, float(logits_TV[4].max())], abs=1e-4)
     assert found["tokens"][:5] == list("hello")
     assert found["text_offset"][:5] == [0, 1, 2, 3, 4]
+    _, alone, _ = server.post(COMPLETIONS, {**body, "max_tokens": 0, "prompt": [prompt, prompt]})
+    assert [choice["text"] for choice in alone["choices"]] == ["hello", "hello"]
+    assert alone["choices"][1]["logprobs"]["token_logprobs"] == found["token_logprobs"][:5]
     tops = [max(one.values()) for one in found["top_logprobs"][1:5]]
     assert tops == pytest.approx(logits_TV[:4].max(-1).values.tolist(), abs=1e-4)
 
@@ -346,8 +349,17 @@ def test_an_engine_that_fails_ends_its_requests_and_the_server() -> None:
     script = Scripted()
     with served(script) as server:
         script.fails = RuntimeError("out of memory")
-        status, said, _ = error_of(server.post(COMPLETIONS, GREEDY))
-        assert (status, said) == (500, "the engine has stopped: RuntimeError: out of memory")
+        script.gate.clear()
+        connections = [started(server, GREEDY) for _ in range(2)]
+        wait_for(lambda: server.service.thread.open == 2)
+        script.gate.set()
+        for connection in connections:
+            answer = connection.getresponse()
+            found = error_of((answer.status, json.loads(answer.read()), {}))
+            assert found[:2] in (
+                (500, "the engine has stopped: RuntimeError: out of memory"),
+                (503, "the engine has stopped: RuntimeError: out of memory"),
+            )
         server.join()
         assert isinstance(server.error, RunFailed)
 
@@ -462,9 +474,9 @@ def test_a_grammar_decides_the_text_and_one_that_never_ends_is_ended_by_the_toke
         assert choice["finish_reason"] == "length"
         assert set(choice["text"]) <= set("abc")
         for wrong, said in (
-            ({"type": "regex", "pattern": "(((((a{1000}){1000}){1000}){1000}){1000})"}, "grammar: "),
+            ({"type": "regex", "pattern": "(((((a{1000}){1000}){1000}){1000}){1000})"}, None),
             ({"type": "regex", "pattern": "("}, "grammar: "),
-            ({"type": "lark", "grammar": "start: start"}, None),
+            ({"type": "lark", "grammar": "start: start"}, None),  # None: refused, or ended by its tokens
         ):
             status, body, _ = server.post(COMPLETIONS, {**GREEDY, "max_tokens": 3, "response_format": wrong})
             assert status in ((400,) if said else (200, 400)), body

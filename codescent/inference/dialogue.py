@@ -50,6 +50,8 @@ class Dialogue:
         try:
             while engine.busy:
                 for output in engine.step():
+                    if output.request != request:  # the rest of an answer that was interrupted
+                        continue
                     if output.finished is Finish.ERROR:
                         raise UserError(output.error)
                     pieces.append(output.text)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from codescent.base.errors import UserError
 from codescent.inference.engine import Engine
@@ -38,11 +38,11 @@ class RequestFlight:
     """The rows of one request of HTTP, from its beginning to its last token. Belongs to the event loop.
 
     Attributes:
-        begin_s: when it was given to the engine, by time.monotonic.
+        begin_s: when the request came, by time.monotonic.
     """
 
-    def __init__(self, thread: EngineThread, wanted: Sequence[Wanted]) -> None:
-        self.begin_s = time.monotonic()
+    def __init__(self, thread: EngineThread, wanted: Sequence[Wanted], begin_s: float) -> None:
+        self.begin_s = begin_s
         self._thread, self._wanted = thread, wanted
         self._arrived = asyncio.Queue[tuple[int, Output] | Exception]()
         self._left = set(range(len(wanted)))
@@ -106,6 +106,8 @@ class EngineThread:
         self._inbox = SimpleQueue[Callable[[], None] | None]()
         self._beside = deque[Callable[[], None]]()
         self._by_request: dict[int, _Row] = {}
+        self._flights = set[RequestFlight]()
+        self._calls = set[asyncio.Future[Any]]()
         self._thread = Thread(target=self._work, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop
 
@@ -145,14 +147,19 @@ class EngineThread:
             self._open -= count
 
     @contextmanager
-    def fly(self, wanted: Sequence[Wanted]) -> Iterator[RequestFlight]:
-        """Give prompts to the engine. What has not ended when the block ends is cancelled."""
+    def fly(self, wanted: Sequence[Wanted], begin_s: float) -> Iterator[RequestFlight]:
+        """Give prompts to the engine. What has not ended when the block ends is cancelled.
+
+        `begin_s`: when their request came, by time.monotonic.
+        """
         self._refuse_failed()
-        flight = RequestFlight(self, wanted)
+        flight = RequestFlight(self, wanted, begin_s)
+        self._flights.add(flight)
         self._inbox.put(lambda: self._add(flight))
         try:
             yield flight
         finally:
+            self._flights.remove(flight)
             flight.cancel()
 
     def cancel(self, row: _Row) -> None:
@@ -172,8 +179,12 @@ class EngineThread:
             else:
                 self._tell(_settle, future, result, None)
 
+        self._calls.add(future)
         self._inbox.put(lambda: self._beside.append(act))
-        return await future
+        try:
+            return await future
+        finally:
+            self._calls.remove(future)
 
     def _refuse_failed(self) -> None:
         if self.failure:
@@ -235,8 +246,11 @@ class EngineThread:
     def _fail(self, said: str) -> None:
         """In the event loop: the thread has ended with an error."""
         self.failure = said
-        for row in self._by_request.values():
-            row.flight.put(RefusedRequest(500, f"the engine has stopped: {said}"))
+        error = RefusedRequest(500, f"the engine has stopped: {said}")
+        for flight in self._flights:
+            flight.put(error)
+        for future in self._calls:
+            _settle(future, None, error)
         self.on_failure()
 
 

@@ -61,7 +61,7 @@ class Generate(Generic[Form]):
             answer = self._answer(service.name, service.which, prepared.num_tokens, count, text_of)
             if isinstance(answer, CompletionAnswer) and isinstance(request, CompletionRequest) and request.echo:
                 answer.echo(await until_hang_up(receive, _echoed(request, prepared, opened, thread)))
-            with thread.fly(prepared.wanted) as flight:
+            with thread.fly(prepared.wanted, begin_s) as flight:
                 first = await until_hang_up(receive, flight.next())
                 events = _events(flight, first, answer)
                 if request.stream:

@@ -28,7 +28,7 @@ class Prepared:
     Attributes:
         prompts: the ids of each prompt.
         each: texts that are generated for each prompt.
-        sampling: of the first text of each prompt; None: nothing is generated.
+        sampling: of the first text of each prompt; empty: nothing is generated.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -40,7 +40,7 @@ class Prepared:
         """A prompt and its sampling for each text; text i of prompt p is at p * each + i."""
         return [
             (prompt, _numbered(sampling, number))
-            for prompt, sampling in zip(self.prompts, self.sampling, strict=True)
+            for prompt, sampling in zip(self.prompts, self.sampling)
             for number in range(self.each)
         ]
 

@@ -3,10 +3,11 @@ Does not choose tokens or keep the conversation (inference/ does)."""
 
 from __future__ import annotations
 
+import signal
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib import import_module
 
 from codescent.base import writing
@@ -94,12 +95,12 @@ class Session:
 
     def _answer(self, words: str) -> None:
         pieces = self._talk.say(words)
-        try:
+        with _interruptible() as is_interrupted:
             for piece in pieces:
                 print(_printable(piece), end="", flush=True)
-        except KeyboardInterrupt:
-            pieces.close()
-            print(end=" (interrupted)")
+                if is_interrupted():
+                    pieces.close()
+                    print(end=" (interrupted)")
         print(flush=True)
         if self._talk.left_out:
             note(f"(the first {self._talk.left_out} messages have no room in the context, and were not read)")
@@ -136,6 +137,17 @@ class Session:
             raise UserError(f"/save {name}: {in_words(error)}") from error
         note(f"{path}: written")
         return True
+
+
+@contextmanager
+def _interruptible() -> Iterator[Callable[[], bool]]:
+    """A block in which Ctrl-C is noted, and raises nothing: an exception within a step would leave half of it."""
+    interrupts = list[int]()
+    before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+    try:
+        yield lambda: bool(interrupts)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _messages(is_terminal: bool) -> Iterator[str]:
