@@ -19,7 +19,18 @@ from codescent.build.resolve import Resolved
 from codescent.build.waiting import gradients_that_wait
 from codescent.config.update_rules import state_tensors
 from codescent.operators.saved_tensors import ForwardPass
-from codescent.plan import CROSS_ENTROPY, WIDE, Objective, Parameter, Placement, Plan, Scalar, Schedule, TensorPlan
+from codescent.plan import (
+    CROSS_ENTROPY,
+    WIDE,
+    Objective,
+    Parameter,
+    Placement,
+    Plan,
+    Role,
+    Scalar,
+    Schedule,
+    TensorPlan,
+)
 from codescent.plan.activations import SavedTensor
 from codescent.plan.operators import LayerOperator
 from codescent.plan.schedule import accumulate
@@ -189,7 +200,7 @@ def _plan(config: Config, candidate: Candidate, tensors: tuple[TensorPlan, ...],
 def objective_of(config: Config) -> Objective:
     """What a run minimises."""
     train = config.train
-    return Objective(train.label_smoothing, train.z_loss, train.balance_loss, train.router_z_loss)
+    return Objective(train.label_smoothing, train.z_loss, train.balance_loss, train.balance_rate, train.router_z_loss)
 
 
 def _placed(
@@ -238,4 +249,5 @@ def _tensor(parameter: Parameter, config: Config, num_microbatches: int) -> Tens
         gradients=Placement(),
         optimizer=Placement(),
         averaged=config.train.ema > 0 and parameter.trained,
+        sign_rate=config.train.balance_rate if parameter.role is Role.ROUTER_BIAS else 0.0,
     )

@@ -21,12 +21,14 @@ class Objective:
     defaults it is the plain cross-entropy.
 
     `balance_loss` and `router_z_loss` are coefficients of the losses that routers of experts add, in each layer
-    (operators/routing.py). They have gradients, but are not part of the loss that a run reports.
+    (operators/routing.py). They have gradients, but are not part of the loss that a run reports. By
+    `balance_rate` a step changes the biases of routers.
     """
 
     label_smoothing: float = 0.0
     z_loss: float = 0.0
     balance_loss: float = brief(0.0)
+    balance_rate: float = brief(0.0)
     router_z_loss: float = brief(0.0)
 
 

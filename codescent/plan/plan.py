@@ -236,6 +236,7 @@ class Plan:
             "train.label_smoothing": self.objective.label_smoothing,
             "train.z_loss": self.objective.z_loss,
             "train.balance_loss": self.objective.balance_loss,
+            "train.balance_rate": self.objective.balance_rate,
             "train.router_z_loss": self.objective.router_z_loss,
             "train.ema": self.ema,
             "train.ema_every": self.ema_every,
