@@ -249,5 +249,5 @@ def _tensor(parameter: Parameter, config: Config, num_microbatches: int) -> Tens
         gradients=Placement(),
         optimizer=Placement(),
         averaged=config.train.ema > 0 and parameter.trained,
-        sign_rate=config.train.balance_rate if parameter.role is Role.ROUTER_BIAS else 0.0,
+        sign_rate=config.train.balance_rate if parameter.role is Role.ROUTER_BIAS else None,
     )

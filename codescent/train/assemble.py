@@ -25,7 +25,7 @@ from codescent.data.order import Ahead, AheadOrder
 from codescent.data.samples import AnyDataset
 from codescent.models.part import Part
 from codescent.operators.compiled import leave_alone
-from codescent.plan import AXES, WIDE, Memory, Plan, Role, TensorPlan, Verb
+from codescent.plan import AXES, WIDE, Memory, Plan, TensorPlan, Verb
 from codescent.strategies import ThisRank, active
 from codescent.strategies.gradients import gradients_of
 from codescent.train.ema import Ema
@@ -209,7 +209,7 @@ def _weight(tensor: TensorPlan, held: torch.Tensor, this_rank: ThisRank) -> Weig
     counts = this_rank.plan.stages_of(tensor)[0] == this_rank.coordinates["pp"] and all(
         this_rank.coordinates[axis] == 0 for axis in AXES if axis not in ("pp", *divided, *tensor.apart)
     )
-    parameter, by_sign = tensor.parameter, tensor.parameter.role is Role.ROUTER_BIAS
+    parameter = tensor.parameter
     offsets = starts if divided else None
     master = held
     if tensor.updated_on_host:
@@ -221,10 +221,10 @@ def _weight(tensor: TensorPlan, held: torch.Tensor, this_rank: ThisRank) -> Weig
         parameter.decay,
         parameter.shape,
         offsets,
-        counts and not by_sign,
+        counts and tensor.sign_rate is None,
         tensor.updated_on_host,
         tensor.rate_factor,
-        tensor.sign_rate if by_sign else None,
+        tensor.sign_rate,
     )
 
 
