@@ -369,6 +369,7 @@ def expert_cases() -> dict[str, Case]:
 
     sizes = {"kind": "llama", "num_kv_heads": 2, "num_experts": 4, "experts_per_token": 2, "expert_dim": 24}
     sizes |= {"dense_layers": 1}
+    shared = {"shared_dim": 20, "route_scores": "sigmoid", "route_bias": True}
     layouts: dict[str, dict[str, Any]] = {
         "ep": {"ep": 2, "microbatches": 2},
         "ep bf16, full": {"ep": 4, "precision": "bf16", "recompute": "full"},
@@ -379,6 +380,15 @@ def expert_cases() -> dict[str, Case]:
         "ep x cp": {"ep": 2, "cp": 2},
         "ep x tp": {"ep": 2, "tp": 2, "recompute": "selective"},
         "ep x tp without sequence": {"ep": 2, "tp": 2, "sequence_parallel": False, "recompute": "full"},
+        "shared, ep x tp, full": {"ep": 2, "tp": 2, "recompute": "full", "model": shared},
+        "shared, pp zero-bubble x tp": {
+            "pp": 2,
+            "tp": 2,
+            "microbatches": 2,
+            "schedule": "zero-bubble",
+            "model": shared,
+        },
+        "shared, fsdp x ep": {"dp_shard": 2, "ep": 2, "precision": "bf16", "recompute": "full", "model": shared},
         "fsdp x ep": {"dp_shard": 2, "ep": 2, "precision": "bf16"},
         "fsdp 1 x ep x tp": {"dp_shard": 2, "ep": 2, "tp": 2, "zero_stage": 1, "microbatches": 2},
         "pp zero-bubble x ep": {"pp": 2, "ep": 2, "microbatches": 4, "schedule": "zero-bubble"},

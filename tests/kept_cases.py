@@ -34,6 +34,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "llama as qwen 3": {"model": LLAMA | {"qk_norm": "head", "head_dim": 12}},
     "llama as olmo 2": {"model": LLAMA | {"qk_norm": "all", "norm": "output"}},
     "llama with experts": {"model": LLAMA | {"num_experts": 4, "experts_per_token": 2, "expert_dim": 24}},
+    "llama with shared experts": {
+        "model": LLAMA
+        | {"num_experts": 8, "experts_per_token": 3, "route_scores": "sigmoid", "route_bias": True, "shared_dim": 40}
+        | {"route_groups": 4, "groups_per_token": 2, "route_scale": 2.5}
+    },
     "llama with a capacity": {
         "model": LLAMA | {"num_experts": 4, "experts_per_token": 2, "capacity_factor": 1.5, "expert_every": 2}
     },

@@ -43,6 +43,7 @@ SCRIPTS = (
     "data_formats",
     "tokenizing",
     "lora",
+    "experts",
     "alike",
     "async_saves",
     "survive",

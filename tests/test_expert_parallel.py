@@ -3,6 +3,7 @@ Does not test a layer (test_experts does). What is declared: test_declared."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,17 @@ SIZES = (
 )
 TOLERANCE = 1e-9
 
+DEEPSEEK = (
+    "model.num_experts=8",
+    "model.experts_per_token=3",
+    "model.route_scores=sigmoid",
+    "model.route_bias=true",
+    "model.route_groups=4",
+    "model.groups_per_token=2",
+    "model.route_scale=2.5",
+    "model.shared_dim=22",
+    "train.balance_rate=0.02",
+)
 LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "microbatches": (1, ("train.microbatch_size=2",)),
     "ep 2": (2, ("parallel.ep=2", "train.microbatch_size=2")),
@@ -65,6 +77,10 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
         4,
         ("parallel.pp=2", "parallel.ep=2", "train.microbatch_size=2", "parallel.schedule=zero-bubble"),
     ),
+    "deepseek, microbatches": (1, (*DEEPSEEK, "train.microbatch_size=2")),
+    "deepseek, ep 2 x tp 2": (4, (*DEEPSEEK, "parallel.ep=2", "parallel.tp=2")),
+    "deepseek, dp_shard 2 x ep 2": (4, (*DEEPSEEK, "parallel.ep=2", "parallel.dp_shard=2")),
+    "deepseek, pp 2 x ep 2": (4, (*DEEPSEEK, "parallel.pp=2", "parallel.ep=2", "train.microbatch_size=2")),
     "ep 2, capacity": (2, ("parallel.ep=2", "train.microbatch_size=1", "model.capacity_factor=0.75")),
 }
 QUICK = ("ep 2",)
@@ -78,7 +94,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def one_process(project: Path, forker: Forker, changes: Sequence[str]) -> RunFolder:
     """The run of one rank with these changes of the model and of what it minimises, made once."""
     kept = tuple(word for word in changes if not word.startswith(("parallel.", "train.microbatch_size")))
-    name = " ".join(("one", *kept))
+    name = f"one {zlib.crc32(' '.join(kept).encode())}"
     path = project / "runs" / name
     return RunFolder.open(path) if path.exists() else forker.train(project, name, 1, *SIZES, *kept)
 

@@ -13,13 +13,15 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 from codescent import models
 from codescent.base.errors import UserError
 from codescent.build import build
+from codescent.config.optimizer import Optimizer as OptimizerConfig
 from codescent.config.sections import Config
 from codescent.models.initialize import initialize_
 from codescent.operators import grouped
-from codescent.operators.experts import Experts, feed_forwards
+from codescent.operators.experts import Experts, Router, feed_forwards
 from codescent.operators.gated import SWIGLU
 from codescent.operators.routing import RouterTraits, choose, every_slot, few_slots, losses
 from codescent.plan import Objective
+from codescent.train.optimize import Optimizer, Weight
 
 SIZES: dict[str, Any] = {"num_layers": 3, "num_heads": 4, "num_kv_heads": 2, "hidden_dim": 32, "ffn_dim": 48}
 SIZES |= {"vocab_size": 61, "seq_len": 16, "num_experts": 4, "experts_per_token": 2}
@@ -133,6 +135,40 @@ def test_the_loss_of_balance_of_a_sample_is_that_of_transformers() -> None:
     assert alike.balance.item() == pytest.approx(40 * 4)  # of each token as many as its experts
 
 
+def test_a_bias_chooses_and_its_gradient_is_how_much_more_than_the_mean_is_chosen() -> None:
+    """Fault: a bias that changes weights, or is pushed the wrong way."""
+    traits = RouterTraits(4, 2, scores="sigmoid")
+    router = Router(8, traits, bias=True).double()
+    nn.init.normal_(router.weight)
+    with torch.no_grad():
+        router.bias.copy_(torch.tensor([9.0, 0.0, 0.0, -9.0]))  # type: ignore[union-attr]
+    x_ND = torch.randn(10, 8, dtype=DOUBLE)
+    routing = router(x_ND, samples=2)
+    assert (routing.experts_NK == 0).any(1).all()
+    assert not (routing.experts_NK == 3).any()
+    scores_NE = (x_ND @ router.weight.t()).sigmoid()
+    chosen_NK = scores_NE.gather(1, routing.experts_NK)
+    torch.testing.assert_close(routing.weights_NK, chosen_NK / chosen_NK.sum(1, keepdim=True))
+    routing.weights_NK.square().sum().backward()
+    counts = torch.bincount(routing.experts_NK.flatten(), minlength=4)
+    torch.testing.assert_close(router.bias.grad, counts - 5.0, check_dtype=False)  # type: ignore[union-attr]
+
+
+def test_a_step_moves_a_bias_by_the_sign_of_its_gradient() -> None:
+    """Fault: the learning rate, the clipping or the decay of the run changes a bias; a bias counts in the norm."""
+    bias, matrix = torch.zeros(3, dtype=DOUBLE), torch.ones(2, 2, dtype=DOUBLE)
+    weights = [
+        Weight("bias", bias, bias, decay=False, counted=False, sign_rate=0.25),
+        Weight("matrix", matrix, matrix, decay=True),
+    ]
+    optimizer = Optimizer(weights, OptimizerConfig(kind="adamw", weight_decay=0.1, max_grad_norm=1e-3))
+    gradient = torch.full((2, 2), 3.0, dtype=DOUBLE)
+    sums = optimizer.step([torch.tensor([2.0, 0.0, -700.0], dtype=DOUBLE), gradient], rate=0.5)
+    assert bias.tolist() == [-0.25, 0.0, 0.25]
+    assert sums[-1].item() == pytest.approx(4 * 9.0)
+    assert (matrix < 1.0).all()
+
+
 def test_slots_are_a_place_for_each_choice_of_a_token() -> None:
     """Fault: two choices share a row, or a capacity lets samples take each other's rows."""
     experts_NK = torch.tensor([[0, 2], [2, 0], [2, 1], [1, 2], [0, 2], [0, 1]])
@@ -182,6 +218,9 @@ def test_flops_count_the_experts_of_a_token() -> None:
         ({"dense_layers": 3}, "no layer has experts with dense_layers = 3"),
         ({"num_experts": None, "experts_per_token": None, "expert_dim": 8}, "expert_dim: given without"),
         ({"mup_base_dim": 16}, "mu-P has no rule for routers"),
+        ({"route_groups": 3, "groups_per_token": 2}, "route_groups = 3: 4 experts do not divide"),
+        ({"route_groups": 2}, "give both, or neither"),
+        ({"route_groups": 4, "groups_per_token": 1}, "1 groups have 1 experts, fewer than a token chooses"),
     ],
 )
 def test_impossible_sizes_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -196,6 +235,7 @@ def test_impossible_sizes_are_refused(changes: dict[str, Any], message: str) -> 
         ({}, {"parallel": {"recompute": "products"}}, 'recompute = "products": keeps the products of whole layers'),
         ({}, {"train": {"compile": "blocks"}}, 'compile = "blocks": model.kind = "llama" with model.num_experts'),
         ({"num_experts": None, "experts_per_token": None}, {"train": {"balance_loss": 0.1}}, "no layer of the model"),
+        ({}, {"train": {"balance_rate": 0.1}}, "routers of the model have no biases"),
     ],
 )
 def test_what_experts_cannot_have_is_refused(model: dict[str, Any], more: dict[str, Any], message: str) -> None:

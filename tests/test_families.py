@@ -21,6 +21,8 @@ from test_interchange import UNTRAINED, a_folder, same, weights
 from test_interchange import ours as trained
 from transformers import (
     AutoModelForCausalLM,
+    Dots1Config,
+    Dots1ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
@@ -111,6 +113,17 @@ def olmoe(**changes: Any) -> Any:
     return random_(OlmoeForCausalLM(OlmoeConfig(**LLAMA | ROUTED | {"num_experts": 5} | changes)))
 
 
+def dots1(**changes: Any) -> Any:
+    """The bias of routers is not 0: without it they would choose others."""
+    more = {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 2, "moe_intermediate_size": 12}
+    more |= {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "norm_topk_prob": True}
+    model = random_(Dots1ForCausalLM(Dots1Config(**LLAMA | ROUTED | more | {"routed_scaling_factor": 2.5} | changes)))
+    for name, buffer in model.named_buffers():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(buffer, std=0.3)
+    return model
+
+
 LONGROPE: dict[str, Any] = {"rope_type": "longrope", "rope_theta": 500.0, "factor": 4.0}
 LONGROPE |= {"long_factor": [1.5, 4.0], "short_factor": [1.0, 1.25]}
 TWO_BASES = {
@@ -144,6 +157,10 @@ MODELS: dict[str, Callable[[], Any]] = {
     "qwen3_moe": qwen3_moe,
     "qwen3_moe, some layers": lambda: qwen3_moe(
         num_hidden_layers=4, decoder_sparse_step=2, mlp_only_layers=[0, 1], norm_topk_prob=False, sliding_window=5
+    ),
+    "dots1": dots1,
+    "dots1, a window": lambda: dots1(
+        n_group=1, topk_group=1, sliding_window=5, layer_types=["sliding_attention"] * 2, norm_topk_prob=False
     ),
     "olmoe": olmoe,
     "olmoe, normed": lambda: olmoe(norm_topk_prob=True, num_key_value_heads=1),

@@ -25,6 +25,14 @@ def refusals(config: Config, shape: Shape, candidate: Candidate) -> Iterator[Ref
             yield Refusal(
                 f"train.{name} = {value}: no layer of the model has experts", [Change({f"train.{name}": 0.0})]
             )
+    rate = config.train.balance_rate
+    if rate and not candidate.model.sizes.get("route_bias"):
+        said = f"train.balance_rate = {rate}: the routers of the model have no biases (model.route_bias)"
+        yield Refusal(said, [Change({"train.balance_rate": 0.0})])
+    elif rate and candidate.layout.hands_out:
+        key = candidate.layout.hands_out_by
+        said = f"train.balance_rate = {rate}: with parallel.{key} no rank knows the loads of a step"
+        yield Refusal(said, [Change({"train.balance_rate": 0.0})])
     if candidate.mesh.cp == 1 or not shape.num_experts:
         return
     whole = near_degrees(candidate, "cp", 1, lambda other: other.mesh.cp == 1)

@@ -19,7 +19,18 @@ from codescent.build.resolve import Resolved, task_request
 from codescent.build.waiting import gradients_that_wait
 from codescent.config.update_rules import state_tensors
 from codescent.operators.saved_tensors import ForwardPass
-from codescent.plan import CROSS_ENTROPY, WIDE, Objective, Parameter, Placement, Plan, Scalar, Schedule, TensorPlan
+from codescent.plan import (
+    CROSS_ENTROPY,
+    WIDE,
+    Objective,
+    Parameter,
+    Placement,
+    Plan,
+    Role,
+    Scalar,
+    Schedule,
+    TensorPlan,
+)
 from codescent.plan.activations import SavedTensor
 from codescent.plan.operators import LayerOperator
 from codescent.plan.schedule import accumulate
@@ -191,7 +202,8 @@ def objective_of(config: Config) -> Objective:
     request, train = task_request(config), config.train
     preference = tasks.task_of(request).preference(request)
     smoothing, z_loss = (train.label_smoothing, train.z_loss) if preference is None else (0.0, 0.0)
-    return Objective(smoothing, z_loss, train.balance_loss, train.router_z_loss, preference)
+    routers = train.balance_loss, train.balance_rate, train.router_z_loss
+    return Objective(smoothing, z_loss, *routers, preference)
 
 
 def _placed(
@@ -241,4 +253,5 @@ def _tensor(parameter: Parameter, config: Config, num_microbatches: int) -> Tens
         gradients=Placement(),
         optimizer=Placement(),
         averaged=config.train.ema > 0 and parameter.trained,
+        sign_rate=config.train.balance_rate if parameter.role is Role.ROUTER_BIAS else None,
     )

@@ -212,6 +212,33 @@ class Model(Section):
         "the weights of a token's experts are divided by their sum (Mixtral; not OLMoE); auto: true",
         only=given("model.num_experts"),
     )
+    route_scores: Literal["softmax", "sigmoid"] | None = auto(
+        "scores of experts: softmax over all of them, or the sigmoid of each (DeepSeek-V3); auto: softmax",
+        only=given("model.num_experts"),
+    )
+    route_bias: bool | None = auto(
+        "each expert has a bias that is added to its score for the choice alone (DeepSeek-V3); train.balance_rate "
+        "updates it; auto: false",
+        only=given("model.num_experts"),
+    )
+    route_groups: int | None = auto(
+        "groups of experts, of which a token chooses some (DeepSeek-V3); auto: one",
+        ge=2,
+        only=given("model.num_experts"),
+    )
+    groups_per_token: int | None = auto(
+        "of how many groups a token may choose experts; needs route_groups", ge=1, only=given("model.route_groups")
+    )
+    route_scale: float | None = auto(
+        "factor on the weights of a token's experts (DeepSeek-V3: 2.5); auto: 1.0",
+        gt=0,
+        only=given("model.num_experts"),
+    )
+    shared_dim: int | None = auto(
+        "hidden channels of an MLP beside the experts, which computes every token (shared experts); auto: none",
+        ge=1,
+        only=given("model.num_experts"),
+    )
     capacity_factor: float | None = auto(
         "an expert takes at most so many times its share of the choices of each sample, and drops the others; auto: it "
         "takes all",
@@ -420,6 +447,12 @@ class Train(Section):
         0.0,
         "coefficient of the loss by which routers load experts equally, of each sample and layer, in training "
         "(codescent docs experts); 0: none; Mixtral: 1e-2",
+        ge=0,
+    )
+    balance_rate: float = key(
+        0.0,
+        "by so much a step raises the bias of each expert with less than the mean load, and lowers that of each with "
+        "more (model.route_bias); 0: biases stay; DeepSeek-V3: 1e-3",
         ge=0,
     )
     router_z_loss: float = key(

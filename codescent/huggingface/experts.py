@@ -92,6 +92,9 @@ class ExpertKeys:
         """Whether these keys can say the experts of a shape. A capacity is a matter of training."""
         if not self.sizes or not shape.num_experts:
             return bool(self.sizes) == bool(shape.num_experts)
+        plain = shape.route_scores == "softmax" and not shape.route_bias and shape.route_groups < 2
+        if not plain or shape.shared_dim or shape.route_scale != 1.0:
+            return False
         normed = isinstance(self.normed, str) or shape.route_norm == self.normed
         inner = "expert_dim" in self.sizes or shape.inner_dim == shape.ffn_dim
         return normed and inner and (self.chosen or all(shape.routed))
@@ -122,6 +125,96 @@ class ExpertKeys:
         yield Row(f"{ours}.mlp.experts.down.weight", "f n d", tuple(of(expert, down, "d f") for expert in every))
 
 
+@dataclass(frozen=True)
+class DeepSeekKeys(ExpertKeys):
+    """Experts as DeepSeek-V3 has them: sigmoids, biases, groups, a factor, shared experts, first layers without any."""
+
+    @property
+    def handled(self) -> tuple[str, ...]:
+        """See ExpertKeys."""
+        return (*super().handled, *_DEEPSEEK)
+
+    def read(self, settings: Settings) -> tuple[dict[str, Any], list[str]]:
+        """See ExpertKeys."""
+        found, problems = super().read(settings)
+        values: dict[str, Any] = {key: settings.get(key) for key in _DEEPSEEK}
+        for key in ("n_group", "topk_group", "n_shared_experts", "first_k_dense_replace"):
+            least = 0 if key == "first_k_dense_replace" else 1
+            values[key] = _DEEPSEEK[key] if values[key] is None else values[key]
+            if type(values[key]) is not int or values[key] < least:
+                problems.append(f"{key} = {json.dumps(values[key])}: not a number of at least {least}")
+        scale = values["routed_scaling_factor"]
+        scale = 1.0 if scale is None else scale
+        if isinstance(scale, bool) or not isinstance(scale, int | float) or scale <= 0:
+            problems.append(f"routed_scaling_factor = {json.dumps(scale)}: not a number above 0")
+        if problems:
+            return found, problems
+        found |= {"route_scores": "sigmoid", "route_bias": True, "route_scale": float(scale)}
+        found["shared_dim"] = found["expert_dim"] * values["n_shared_experts"]
+        if values["n_group"] > 1:
+            found |= {"route_groups": values["n_group"], "groups_per_token": values["topk_group"]}
+        if values["first_k_dense_replace"]:
+            found["dense_layers"] = values["first_k_dense_replace"]
+        return found, problems
+
+    def write(self, shape: LlamaShape) -> dict[str, Any]:
+        """See ExpertKeys."""
+        return super().write(shape) | {
+            "n_group": shape.route_groups or 1,
+            "topk_group": shape.groups_per_token or 1,
+            "n_shared_experts": shape.shared_dim // shape.inner_dim,
+            "first_k_dense_replace": shape.dense_layers,
+            "routed_scaling_factor": shape.route_scale,
+        }
+
+    def fits(self, shape: LlamaShape) -> bool:
+        """See ExpertKeys."""
+        shared = shape.shared_dim > 0 and shape.shared_dim % shape.inner_dim == 0
+        return shape.num_experts > 0 and self._of_router(shape) and shared and shape.expert_every == 1
+
+    def _of_router(self, shape: LlamaShape) -> bool:
+        return shape.route_scores == "sigmoid" and shape.route_bias
+
+    def words(self) -> Iterator[str]:
+        """See ExpertKeys."""
+        yield "num_experts above 0"
+        yield 'route_scores = "sigmoid"'
+        yield "route_bias = true"
+        yield "shared_dim a multiple of expert_dim"
+
+    def rows(self, shape: LlamaShape, ours: str, theirs: str) -> Iterator[Row]:
+        """See ExpertKeys."""
+        yield from super().rows(shape, ours, theirs)
+        if not shape.num_experts:
+            return
+        layer = f"{theirs}.{self.layer}"
+        yield same(f"{ours}.mlp.router.bias", f"{layer}.gate.e_score_correction_bias", "n")
+        gate, up, down = self.names
+        halves = tuple(
+            Theirs(f"{layer}.shared_experts.{name}.weight", "f d", {"u": (half, half + 1)})
+            for half, name in enumerate((gate, up))
+        )
+        yield Row(f"{ours}.mlp.shared.gate_up.weight", "f u d", halves)
+        yield same(f"{ours}.mlp.shared.down.weight", f"{layer}.shared_experts.{down}.weight", "o i")
+
+
+_DEEPSEEK: Mapping[str, int | None] = {
+    "n_group": 1,
+    "topk_group": 1,
+    "n_shared_experts": None,
+    "first_k_dense_replace": 0,
+    "routed_scaling_factor": None,
+}
+"""Keys of DeepSeekKeys with the value of a missing key; None: it must be there, or has its own default."""
+DOTS = DeepSeekKeys(
+    {
+        "num_experts": ("n_routed_experts", None),
+        "experts_per_token": ("num_experts_per_tok", None),
+        "expert_dim": ("moe_intermediate_size", 1408),
+    },
+    other="num_local_experts",
+    normed="norm_topk_prob",
+)
 NONE = ExpertKeys()
 """A family without experts."""
 MIXTRAL = ExpertKeys(

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from codescent.huggingface.experts import MIXTRAL, OLMOE, QWEN, ExpertKeys
+from codescent.huggingface.experts import DOTS, MIXTRAL, OLMOE, QWEN, ExpertKeys
 from codescent.huggingface.experts import NONE as NO_EXPERTS
 from codescent.huggingface.kind import COMMON_IGNORED, Kind, Settings, is_true
 from codescent.huggingface.llama import axes, rows
 from codescent.huggingface.positions import LONG_WAVES, PARTIAL, PLAIN, TWO_BASES, RotaryKeys
-from codescent.huggingface.windows import ALL_CHOSEN, ALWAYS, CHOSEN, NEVER, Windows, alternating
+from codescent.huggingface.windows import ALL_CHOSEN, ALWAYS, BY_TYPE, CHOSEN, NEVER, Windows, alternating
 from codescent.models.llama.declare import LlamaShape
 
 
@@ -263,6 +263,15 @@ FAMILIES = (
         windows=ALL_CHOSEN,
         experts=QWEN,
         inert="max_window_layers",
+    ),
+    Family(
+        "dots1",
+        "Dots1ForCausalLM",
+        {"qk_norm": "head"},
+        {"num_kv_heads": 32},
+        fixed=_NO_BIAS,
+        windows=BY_TYPE,
+        experts=DOTS,
     ),
     Family(
         "olmoe",

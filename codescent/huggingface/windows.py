@@ -92,6 +92,12 @@ def alternating(every: int, *keys: str) -> Windows:
 NEVER = Windows((), lambda _, layers: [True] * layers, lambda _: {}, default=None, some=False)
 ALWAYS = Windows((), lambda _, layers: [False] * layers, lambda _: {}, some=False)
 """All layers, unless `sliding_window` is null."""
+BY_TYPE = Windows(
+    ("max_window_layers", "layer_types"),
+    lambda settings, layers: [layer < settings.get("max_window_layers", 62) for layer in range(layers)],
+    lambda shape: {"max_window_layers": shape.num_layers, "layer_types": types_of(shape)},
+)
+"""By the types of layers alone (dots.llm1)."""
 ALL_CHOSEN = Windows(
     ("use_sliding_window",),
     lambda _, layers: [False] * layers,

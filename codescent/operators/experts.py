@@ -26,6 +26,7 @@ from codescent.operators.routing import (
     every_slot,
     few_slots,
     losses,
+    with_loads,
 )
 from codescent.plan.objective import CROSS_ENTROPY
 
@@ -49,17 +50,18 @@ class Router(nn.Module):
 
     SUMS = 4
 
-    def __init__(self, inputs: int, traits: RouterTraits) -> None:
+    def __init__(self, inputs: int, traits: RouterTraits, bias: bool = False) -> None:
         super().__init__()
         self.traits = traits
         self.weight = nn.Parameter(torch.empty(traits.experts, inputs))
+        self.bias = nn.Parameter(torch.empty(traits.experts)) if bias else None
         self.objective, self.loss_scale, self.share = CROSS_ENTROPY, 1.0, 1.0
         self._seen: Tensor | None = None
 
     def forward(self, x_ND: Tensor, samples: int) -> Routing:
         """The choice for each token. In training its weights have the gradients of the auxiliary losses, too."""
         logits_NE = products.linear(x_ND, self.weight)
-        choice = choose(logits_NE, self.traits)
+        choice = choose(logits_NE, self.traits, self.bias)
         if not (self.training and torch.is_grad_enabled()):
             return choice
         found = losses(logits_NE, choice, samples)
@@ -70,6 +72,8 @@ class Router(nn.Module):
             self._note(choices_of_samples(choice.experts_NK, samples, self.traits.experts), sums, len(x_ND))
 
         weights_NK = attached(choice.weights_NK, auxiliary, self.loss_scale * self.share, note)
+        if self.bias is not None:
+            weights_NK = with_loads(weights_NK, self.bias, choice.experts_NK)
         return choice._replace(weights_NK=weights_NK)
 
     def _note(self, counts_BE: Tensor, sums: Tensor, tokens: int) -> None:
@@ -134,15 +138,30 @@ class FeedForwards(nn.Module):
 
 
 class Experts(nn.Module):
-    """A feed-forward of experts, with a router (Shazeer et al. 2017, "Outrageously Large Neural Networks")."""
+    """A feed-forward of experts, with a router (Shazeer et al. 2017, "Outrageously Large Neural Networks").
 
-    def __init__(self, width: int, inner: int, traits: RouterTraits, activation: Activation) -> None:
+    `bias`: whether the router has one. `shared`: a feed-forward that computes every token; None: there is none.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        inner: int,
+        traits: RouterTraits,
+        activation: Activation,
+        bias: bool = False,
+        shared: nn.Module | None = None,
+    ) -> None:
         super().__init__()
-        self.router = Router(width, traits)
+        if shared is not None:
+            self.shared = shared
+        self.router = Router(width, traits, bias)
         self.experts = FeedForwards(width, inner, traits.experts, activation)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """[B, T, D]."""
+        shared = getattr(self, "shared", None)
+        shared_BTD = None if shared is None else shared(x_BTD)
         before, after = self.experts.gate_up.before, self.experts.down.after
         x_BTD = x_BTD if before is None else before(x_BTD)
         samples, positions, _ = x_BTD.shape
@@ -151,7 +170,8 @@ class Experts(nn.Module):
         slots = self._slots(choice, samples, positions)
         rows_RD = self.experts(dispatched(x_ND, slots), slots.counts_E)
         y_BTD = combined(rows_RD, choice.weights_NK, slots).view_as(x_BTD)
-        return y_BTD if after is None else after(y_BTD)
+        y_BTD = y_BTD if after is None else after(y_BTD)
+        return y_BTD if shared_BTD is None else y_BTD + shared_BTD
 
     def _slots(self, choice: Routing, samples: int, positions: int) -> Slots:
         traits = self.router.traits

@@ -259,6 +259,31 @@ def attached(x: Tensor, auxiliary: Tensor, scale: float, note: Callable[[], None
     return same
 
 
+def with_loads(weights_NK: Tensor, bias_E: Tensor, experts_NK: Tensor) -> Tensor:
+    """The weights. The bias has as its gradient by how much each expert is chosen more often than the mean.
+
+    So these numbers are summed over micro-batches and ranks as any gradient is. The update is a constant times their
+    sign (DeepSeek-AI 2024, "DeepSeek-V3", section 2.1.2).
+    """
+    same: Tensor = _WithLoads.apply(weights_NK, bias_E, experts_NK)  # type: ignore[no-untyped-call]
+    return same
+
+
+class _WithLoads(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weights_NK: Tensor, bias_E: Tensor, experts_NK: Tensor) -> Tensor:
+        ctx.save_for_backward(experts_NK)
+        ctx.like = bias_E.dtype, len(bias_E)
+        return weights_NK.view_as(weights_NK)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_weights_NK: Tensor) -> tuple[Tensor, Tensor, None]:
+        (experts_NK,), (dtype, experts) = ctx.saved_tensors, ctx.like
+        counts_E = torch.bincount(experts_NK.flatten(), minlength=experts)
+        return d_weights_NK, (counts_E - experts_NK.numel() / experts).to(dtype), None
+
+
 class _Attached(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, auxiliary: Tensor, scale: float, note: Callable[[], None]) -> Tensor:

@@ -70,12 +70,14 @@ class Objective:
     With `preference` it is the loss of the answers of a sample instead, and label smoothing and z-loss have no effect.
 
     `balance_loss` and `router_z_loss` are coefficients of the losses that routers of experts add, in each layer
-    (operators/routing.py). They have gradients, but are not part of the loss that a run reports.
+    (operators/routing.py). They have gradients, but are not part of the loss that a run reports. By
+    `balance_rate` a step changes the biases of routers.
     """
 
     label_smoothing: float = 0.0
     z_loss: float = 0.0
     balance_loss: float = brief(0.0)
+    balance_rate: float = brief(0.0)
     router_z_loss: float = brief(0.0)
     preference: Preference | None = field(default=None, metadata={BRIEF: True})
 

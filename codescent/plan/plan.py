@@ -251,6 +251,7 @@ class Plan:
             "train.z_loss": self.objective.z_loss,
             **self._preference(),
             "train.balance_loss": self.objective.balance_loss,
+            "train.balance_rate": self.objective.balance_rate,
             "train.router_z_loss": self.objective.router_z_loss,
             "train.ema": self.ema,
             "train.ema_every": self.ema_every,

@@ -43,6 +43,9 @@ class Role(StrEnum):
     ADAPTER_ROW = "adapter_row"  # matrix A of the adapter of a ROW matrix; split along the inputs
     EXPERT_COLUMN = "expert_column"  # the first matrices of all experts, [outputs, experts, ...]: split along both dims
     EXPERT_ROW = "expert_row"  # the second matrices of all experts, [inputs, experts, outputs]: split along both dims
+    ROUTER_BIAS = (
+        "router_bias"  # added to these scores for the choice alone: replicated, updated by the loads of experts
+    )
     ROUTER = "router"  # scores of experts: replicated; each rank of tp has a partial gradient
 
 
@@ -145,6 +148,8 @@ class TensorPlan:
         bucket_dtype: dtype of a copy of the gradient for the collective; "": the gradient itself is sent.
         partial: axes whose ranks replicate the tensor and hold partial sums of its gradient. REDUCE adds them.
         apart: axes whose ranks train apart: their weights and optimizer state differ within a round.
+        sign_rate: its update is so many times the sign of its gradient, in place of the optimizer's; None: it is not.
+            The norm of all gradients does not count it then.
         rate_factor: the learning rate of the tensor is multiplied by it, and its weight decay divided (`models.mup`).
         averaged: a moving average of the weights is kept beside the optimizer's state, in its dtype.
         weights_in, gradients_in, optimizer_in: the memory where each is stored while unused. The master copy is
@@ -169,6 +174,7 @@ class TensorPlan:
     apart: tuple[str, ...] = brief(())
     averaged: bool = brief(False)
     rate_factor: float = brief(1.0)
+    sign_rate: float | None = brief(None)
 
     @property
     def updated_on_host(self) -> bool:

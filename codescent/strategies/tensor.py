@@ -109,7 +109,7 @@ class TensorParallel(Strategy):
         if dim is not None:
             shard = Placement({**tensor.weights.shards, self.axis: dim})
             return replace(tensor, weights=shard, gradients=shard, optimizer=shard)
-        always = Role.ADAPTER, Role.HEAD_NORM, Role.ROUTER, Role.MAGNITUDE
+        always = Role.ADAPTER, Role.HEAD_NORM, Role.ROUTER, Role.ROUTER_BIAS, Role.MAGNITUDE
         partial_sum = candidate.layout.sequence_parallel or tensor.parameter.role in always
         if partial_sum and tensor.parameter.trained:
             return replace(tensor, partial=(*tensor.partial, self.axis))

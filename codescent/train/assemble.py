@@ -229,9 +229,10 @@ def _weight(tensor: TensorPlan, held: torch.Tensor, this_rank: ThisRank) -> Weig
         parameter.decay,
         parameter.shape,
         offsets,
-        counts,
+        counts and tensor.sign_rate is None,
         tensor.updated_on_host,
         tensor.rate_factor,
+        tensor.sign_rate,
     )
 
 

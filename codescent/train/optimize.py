@@ -64,6 +64,7 @@ class Weight:
         rate_factor: its learning rate is multiplied by it, and its weight decay divided.
         shape: of the whole parameter, if it is sharded.
         offsets: index of this shard's first element in each dim of the whole; None: not sharded.
+        sign_rate: see `TensorPlan`; None: the optimizer updates it.
         counted: whether this rank counts the tensor in the gradient norm; one rank does for each shard.
         updated_on_host: whether `master` is in host memory.
     """
@@ -77,6 +78,7 @@ class Weight:
     counted: bool = True
     updated_on_host: bool = False
     rate_factor: float = 1.0
+    sign_rate: float | None = None
 
     def named(self, value: torch.Tensor) -> torch.Tensor | Box:
         """Prepare a tensor (the master copy or its optimizer state) for a checkpoint: a Box if it is sharded."""
@@ -294,6 +296,7 @@ class Optimizer:
     def _update(self, unit: Unit, gradients: Sequence[torch.Tensor], factor: torch.Tensor | float) -> None:
         """Scale a unit's gradients, which have the master weights' dtype, and update its master weights."""
         masters = [self.masters[index] for index in unit.indices]
+        signs = self._take_signs(unit, gradients)
         for master, gradient in zip(masters, gradients, strict=True):
             master.grad = gradient
         if gradients and (isinstance(factor, torch.Tensor) or factor != 1.0):
@@ -304,6 +307,22 @@ class Optimizer:
             self.muon.update(unit.matrices)
         for master in masters:
             master.grad = None
+        for master, change in signs:
+            master.sub_(change)
+
+    def _take_signs(self, unit: Unit, gradients: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """What is subtracted from the weights that have a `sign_rate`. Their gradients become 0, so that the optimizer
+        leaves them alone. A step that the device skips changes none."""
+        found = []
+        for index, gradient in zip(unit.indices, gradients, strict=True):
+            rate = self.weights[index].sign_rate
+            if rate is not None:
+                change = gradient.sign().mul_(rate)
+                if self.decides_on_device:
+                    change.mul_(1.0 - self.torch.found_inf)  # type: ignore[attr-defined]
+                found.append((self.masters[index], change.nan_to_num_(0.0)))
+                gradient.zero_()
+        return found
 
     def named_state(self) -> Iterator[tuple[Weight, str, torch.Tensor]]:
         """Yield (weight, name, tensor): master weights as "model.NAME", state as "optimizer.STATE.NAME"; averages."""

@@ -44,7 +44,8 @@ def _copied(weight: Weight) -> Weight:
     """The same weights in memory of their own. bf16 ones have masters apart, so that gradients are cast as before."""
     master = weight.master.detach().clone()
     tensor = master if weight.tensor is weight.master else weight.tensor.detach().clone()
-    return Weight(weight.name, tensor, master, weight.decay, weight.shape, rate_factor=weight.rate_factor)
+    of_whole, factor = (weight.decay, weight.shape, None, weight.counted), weight.rate_factor
+    return Weight(weight.name, tensor, master, *of_whole, rate_factor=factor, sign_rate=weight.sign_rate)
 
 
 class _Replay:

@@ -20,7 +20,9 @@ def server_weights(plan: Plan, index: int, *, replaced: bool) -> list[Weight]:
         rows = torch.empty((piece.stop - piece.first, *parameter.shape[1:]), dtype=TORCH_DTYPE[tensor.optimizer_dtype])
         offsets = (piece.first, *(0 for _ in parameter.shape[1:]))
         factor = tensor.rate_factor
-        found.append(Weight(parameter.name, rows, rows, parameter.decay, parameter.shape, offsets, rate_factor=factor))
+        counted, by_sign = tensor.sign_rate is None, tensor.sign_rate
+        of_whole = parameter.decay, parameter.shape, offsets, counted
+        found.append(Weight(parameter.name, rows, rows, *of_whole, rate_factor=factor, sign_rate=by_sign))
         slices = (slice(piece.first, piece.stop), *(slice(0, size) for size in parameter.shape[1:]))
         boxes.append((parameter, rows, slices))
     write_initial_values_(plan.seed, plan.model, plan.work.precision, boxes, replaced=replaced)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from codescent.models import block_operations, saved_blocks
 from codescent.models.llama import experts
 from codescent.models.llama.rope import READS, ROPE, fields_of, scaling_of, wrong_scaling
-from codescent.models.shape import WEIGHT_STD, Kind, Shape, attention, flops_of_blocks, linear, norm
+from codescent.models.shape import WEIGHT_STD, Kind, Shape, attention, linear, norm
 from codescent.operators import operations, saved_experts, saved_tensors
 from codescent.operators.saved_tensors import ForwardPass, Stream
 from codescent.plan.activations import RECOMPUTES, SavedTensor
@@ -76,6 +76,8 @@ class LlamaShape(Shape):
         dense_layers: so many first layers have no experts.
         expert_every: of the others every so-many-th has, counted from the first layer of all.
         route_norm: whether the weights of a token's experts are divided by their sum.
+        route_scores, route_groups, groups_per_token, route_scale, route_bias: see `operators.routing.choose`.
+        shared_dim: channels of a feed-forward beside the experts, which computes every token; 0: there is none.
         capacity_factor: see `RouterTraits.capacity`.
     """
 
@@ -111,6 +113,12 @@ class LlamaShape(Shape):
     dense_layers: int = 0
     expert_every: int = 1
     route_norm: bool = True
+    route_scores: str = "softmax"
+    route_bias: bool = False
+    route_groups: int = 0
+    groups_per_token: int = 0
+    route_scale: float = 1.0
+    shared_dim: int = 0
     capacity_factor: float = 0.0
     bias: bool = False
     dropout: float = 0.0
@@ -242,15 +250,6 @@ def parameters(shape: LlamaShape) -> Iterator[Parameter]:
         yield Parameter("head.weight", vocabulary, Role.VOCAB, WEIGHT_STD, depths=(end,))
 
 
-def forward_flops(shape: LlamaShape, seq_len: int) -> tuple[float, ...]:
-    """See `flops_of_blocks`. Of experts those that compute a token count, and the router."""
-    embedding, *blocks, head = flops_of_blocks(shape, seq_len)
-    rows = shape.experts_per_token * (shape.capacity_factor or 1.0)
-    instead = min(rows, shape.num_experts) * shape.inner_dim * shape.ffn_matrices + shape.num_experts
-    more = 2.0 * shape.hidden_dim * (instead - shape.ffn_matrices * shape.ffn_dim)
-    return (embedding, *(flops + more * routed for flops, routed in zip(blocks, shape.routed, strict=True)), head)
-
-
 def saved(shape: LlamaShape, forward: ForwardPass) -> Iterator[SavedTensor]:
     """What each depth keeps for backward."""
     width = shape.hidden_dim
@@ -334,7 +333,7 @@ KIND = Kind(
     _derived,
     saved,
     operators,
-    forward_flops,
+    experts.forward_flops,
     wrong=_wrong,
     parts={"rope_scaling": tuple(ROPE)},
     words={
@@ -342,6 +341,7 @@ KIND = Kind(
         "qk_norm": ("none", "head", "all"),
         "norm": tuple(_NORMS),
         "activation": ("silu", "gelu"),
+        "route_scores": ("softmax", "sigmoid"),
     },
     options=(),
     head_multiple=2,

@@ -98,20 +98,28 @@ class Llama(Decoder):
             scores=ScoreTraits(shape.windows[layer], shape.score_cap, shape.score_width),
         )
         first, output = shape.norm != "output", shape.norm != "first"
-        mlp = self._experts() if shape.routed[layer] else self._feed_forward()
+        mlp = self._experts() if shape.routed[layer] else self._feed_forward(shape.ffn_dim)
         return Block(self._norm, 0.0, norm_first=first, norm_output=output, attn=attn, mlp=mlp)
 
-    def _feed_forward(self) -> nn.Module:
-        width, ffn = self.shape.hidden_dim, self.shape.ffn_dim
+    def _feed_forward(self, ffn: int) -> nn.Module:
+        width = self.shape.hidden_dim
         down = ActivatedThenLinear(ffn, width, False, GATED[self.shape.activation])
         return nn.Sequential(OrderedDict(gate_up=GateUp(width, ffn), down=down))
 
     def _experts(self) -> nn.Module:
         shape = self.shape
         traits = RouterTraits(
-            shape.num_experts, shape.experts_per_token, shape.route_norm, capacity=shape.capacity_factor
+            shape.num_experts,
+            shape.experts_per_token,
+            shape.route_norm,
+            shape.route_scores,
+            shape.route_groups or 1,
+            shape.groups_per_token or 1,
+            shape.route_scale,
+            shape.capacity_factor,
         )
-        return Experts(shape.hidden_dim, shape.inner_dim, traits, GATED[shape.activation])
+        shared = self._feed_forward(shape.shared_dim) if shape.shared_dim else None
+        return Experts(shape.hidden_dim, shape.inner_dim, traits, GATED[shape.activation], shape.route_bias, shared)
 
     def forward(self, *arguments: Any, loss_scale: float = 1.0, **options: Any) -> Tensor:
         """See `Decoder`. Routers are given what training minimises."""

@@ -77,8 +77,8 @@ def refusals(settings: Mapping[str, Any], head: str) -> Iterator[str]:
     if keys and _is_mixture(json.dumps(settings), head):
         yield (
             f"{', '.join(keys)}: a mixture of experts has a loss of its balance, which is no sum over samples: it "
-            "would depend on the micro-batch and on the number of ranks; mixtral, qwen3_moe and olmoe train with "
-            'model.kind = "llama", whose loss of balance is one (codescent docs experts)'
+            "would depend on the micro-batch and on the number of ranks; mixtral, qwen3_moe, olmoe and dots1 train "
+            'with model.kind = "llama", whose loss of balance is one (codescent docs experts)'
         )
 
 
