@@ -4,7 +4,7 @@ Does not assert anything: test_declared does. A case runs rank by rank on torch'
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
@@ -258,7 +258,7 @@ def _weights(part: torch.nn.Module) -> Iterator[torch.Tensor]:
     yield from part.parameters()
     for layer in part.modules():
         if (packed := getattr(layer, "packed", None)) is not None:
-            yield from packed.tensors()
+            yield from packed
 
 
 def nbytes(tensors: Iterable[torch.Tensor]) -> int:

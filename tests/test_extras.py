@@ -22,7 +22,7 @@ sys.exit(run(sys.argv[1:]))
 """
 ALL = (
     *("matplotlib", "tensorboard", "huggingface_hub", "h5py", "pyarrow", "zstandard", "wandb", "mlflow", "trackio"),
-    *("argcomplete", "transformers"),
+    *("argcomplete", "transformers", "bitsandbytes"),
 )
 MODULES = {"mlflow-skinny": "mlflow"}
 """The module of a package with another name."""

@@ -38,7 +38,7 @@ class Packed:
     groups_G: Tensor
     dtype: torch.dtype
 
-    def tensors(self) -> Iterator[Tensor]:
+    def __iter__(self) -> Iterator[Tensor]:
         """The tensors, to count their memory."""
         yield from (self.scales_Rn, self.blocks_R, self.means_R, self.groups_G)
 

@@ -11,6 +11,7 @@ from codescent.plan.activations import RECOMPUTES, SavedTensor, settled
 from codescent.plan.operators import LayerOperator
 from codescent.strategies.context_parallel import ContextParallel
 from codescent.strategies.ddp import DDP
+from codescent.strategies.fp8 import Fp8Products
 from codescent.strategies.gossip import Gossip
 from codescent.strategies.local_sgd import LocalSGD
 from codescent.strategies.muon import Muon
@@ -27,6 +28,7 @@ from codescent.strategies.zero import Zero
 ORDER = (
     ContextParallel(),
     TensorParallel(),
+    Fp8Products(),
     Recompute(),
     Zero(),
     DDP(),
