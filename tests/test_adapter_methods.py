@@ -13,7 +13,7 @@ import pytest
 import torch
 from forker import Forker, Runs
 from peft import PeftModel
-from runs import assert_same, make_project
+from runs import assert_same, losses, make_project
 from test_interchange import a_folder, gpt2, llama
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
@@ -252,6 +252,16 @@ def test_kinds_on_a_layout(runs: Runs, kind: str, method: str) -> None:
     """Fault: positions of two streams counted as one; halves of a gate taken for one row."""
     words = (*KIND_WORDS[kind], *OF_METHOD[method])
     assert_same(runs.run(2, "parallel.tp=2", *words), runs.of_one(*words), 1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_compiled_blocks(runs: Runs, kind: str) -> None:
+    """Fault: keys that the compiler takes for constants, so that each step drops the same inputs."""
+    words = (*OF_METHOD["dora"], *OF_METHOD["dropout"], "train.microbatch_size=6", "model.num_layers=2")
+    words += KIND_WORDS.get(kind, ())
+    found = runs.run(1, *words, "train.compile=blocks")
+    assert losses(found) == pytest.approx(losses(runs.of_one(*words)), rel=1e-9)
 
 
 @pytest.mark.slow
