@@ -44,7 +44,7 @@ def test_numbers_are_rounded_as_the_reference_does(number_format: torch.dtype, b
     """Fault: a factor with which the largest value overflows to NaN, or half of the range is not used."""
     torch.manual_seed(1)
     matrix = torch.randn(5, 32) * torch.tensor([1.0, 1e-6, 448.0, 3e4, 0.0])[:, None]
-    matrix[2, 3], matrix[3, 0] = 448.0 * 4, 57344.0
+    matrix[0, 0], matrix[2, 3], matrix[3, 0] = 7.5, 448.0 * 4, 57344.0
     values, factors = quantized(matrix, number_format, by_row=by_row)
     assert values.dtype is number_format
     assert torch.equal(values.to(torch.float32) / factors, rounded(matrix, number_format, by_row=by_row))
