@@ -181,6 +181,7 @@ def config(train: dict[str, Any] | None = None, **sections: dict[str, Any]) -> C
         ({"lora": {"rank": 2}}, 1, "lora.rank adds products of adapters"),
         ({"train": {"fp8": "tensorwise", "microbatch_size": 2}}, 1, "must be one micro-batch on one rank"),
         ({"train": {"fp8": "tensorwise"}, "parallel": {"dp_replicate": 2}}, 2, "must be one micro-batch on one rank"),
+        ({"train": {"fp8": "tensorwise"}, "parallel": {"data_parallel": 2}}, 1, "must be one micro-batch on one rank"),
         ({"model": {"hidden_dim": 36}}, 1, "model.hidden_dim = 36 must be a multiple of 16"),
     ],
 )

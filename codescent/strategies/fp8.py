@@ -46,7 +46,8 @@ class Fp8Products(Strategy):
             yield Refusal(f"{said}: its gradients of weights cannot wait, as zero-bubble wants", [others, *off])
         if model.lora is not None:
             yield Refusal(f"{said}: lora.rank adds products of adapters, which are in train.precision", off)
-        if work.fp8 == "tensorwise" and (mesh.dp * mesh.cp > 1 or work.num_microbatches > 1):
+        ranks = mesh.dp * mesh.cp * layout.data_parallel
+        if work.fp8 == "tensorwise" and (ranks > 1 or work.num_microbatches > 1):
             rowwise = Change({"train.fp8": "rowwise"})
             yield Refusal(
                 f"{said}: a factor is of all tokens of a step, which must be one micro-batch on one rank",
