@@ -282,7 +282,7 @@ def _weights(part: torch.nn.Module) -> Iterator[torch.Tensor]:
     yield from part.parameters()
     for layer in part.modules():
         if (packed := getattr(layer, "packed", None)) is not None:
-            yield from packed.tensors()
+            yield from packed
 
 
 def nbytes(tensors: Iterable[torch.Tensor]) -> int:

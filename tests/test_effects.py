@@ -40,7 +40,7 @@ EVERY_RUN = {
     *("train.compile", "train.eval_every", "train.check_every", "train.head_chunk_tokens", "train.deterministic"),
     *("train.num_threads", "train.allocator", "train.matmul", "train.label_smoothing", "train.z_loss"),
     *("train.balance_loss", "train.balance_rate", "train.router_z_loss", "parallel.ep"),
-    "train.ema",
+    *("train.ema", "train.fp8"),
     *("optimizer.kind", "optimizer.learning_rate", "optimizer.weight_decay", "optimizer.max_grad_norm"),
     *("optimizer.schedule", "optimizer.warmup_steps", "optimizer.scale_learning_rate"),
     *("parallel.ranks", "parallel.dp_replicate", "parallel.pp", "parallel.dp_shard", "parallel.cp", "parallel.tp"),

@@ -22,7 +22,16 @@ sys.exit(run(sys.argv[1:]))
 """
 ALL = (
     *("matplotlib", "tensorboard", "huggingface_hub", "h5py", "pyarrow", "zstandard", "wandb", "mlflow", "trackio"),
-    *("argcomplete", "transformers", "llguidance", "prometheus_client", "starlette", "uvicorn", "lm_eval"),
+    *(
+        "argcomplete",
+        "transformers",
+        "bitsandbytes",
+        "llguidance",
+        "prometheus_client",
+        "starlette",
+        "uvicorn",
+        "lm_eval",
+    ),
 )
 MODULES = {"mlflow-skinny": "mlflow", "lm-eval": "lm_eval"}
 """The module of a package with another name."""

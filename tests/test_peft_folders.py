@@ -82,6 +82,7 @@ def test_merged_weights_are_those_of_peft(project: Path, name: str) -> None:
     for parameter in models.parameters_of(folder.kind.name, folder.shape):
         every = [slice(0, size) for size in parameter.shape]
         some = [slice(size // 3, size) for size in parameter.shape]
+        weights.box(parameter.name, every).add_(1.0)  # what a reader changes is its own
         torch.testing.assert_close(weights.box(parameter.name, every), wanted.box(parameter.name, every))
         torch.testing.assert_close(weights.box(parameter.name, some), wanted.box(parameter.name, some))
         changed += not torch.equal(wanted.box(parameter.name, every), merged_weights(folder, None).box(

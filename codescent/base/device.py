@@ -126,6 +126,11 @@ def has_flash(device: torch.device) -> bool:
     return device.type != CUDA or is_rocm() or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
+def has_fp8(device: torch.device) -> bool:
+    """Whether torch has products in fp8 on a device: on NVIDIA GPUs since compute capability 8.9."""
+    return device.type == CUDA and not is_rocm() and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
 # -- waiting for a device
 
 

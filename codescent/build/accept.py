@@ -201,6 +201,8 @@ def candidate_of(config: Config, resolved: Resolved, mesh: Mesh, world_size: int
         precision=config.train.precision,
         streams=resolved.shape.streams,
         prefetch=config.data.prefetch,
+        fp8="" if config.train.fp8 == "none" else config.train.fp8,
+        fp8_emulated=config.train.fp8 != "none" and config.train.fp8_emulated,
     )
     return Candidate(
         mesh=mesh,

@@ -16,6 +16,8 @@ def refusals(run: Candidate) -> Iterator[str]:
         yield f'model.kind = "{kind}" {why}'
     if run.model.lora is not None and run.model.lora.quantize:
         yield f'lora.quantize = "{run.model.lora.quantize}": matrices are unpacked by bitsandbytes, outside of a graph'
+    if run.work.fp8:
+        yield f'train.fp8 = "{run.work.fp8}": products in fp8 are not verified in compiled blocks'
     if run.mesh.pp > 1 and run.layout.schedule == "zero-bubble":
         yield 'parallel.schedule = "zero-bubble": compiled layers cannot delay the gradients of weights'
     if run.layout.recompute == "products" and run.mesh.cp > 1:

@@ -155,6 +155,11 @@ def unsupported(config: Config, resolved: Resolved, candidate: Candidate) -> Ite
             "common window",
             [Change({"profile.active": 0}), Change({f"parallel.{key}": without})],
         )
+    if config.train.fp8 != "none" and not resolved.shape.own_layers:
+        yield Refusal(
+            f'train.fp8 = "{config.train.fp8}": model.kind = "{kind}" has layers of another library',
+            [Change({"train.fp8": "none"})],
+        )
     yield from mup.refusals(config)
     yield from experts.refusals(config, resolved.shape, candidate)
     if config.train.ema:

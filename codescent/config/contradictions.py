@@ -41,6 +41,12 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
     yield from _device_contradictions(config)
     yield from _lora_contradictions(config)
     yield from _quantized_contradictions(config)
+    if config.train.fp8 != "none" and config.train.precision != "bf16" and not config.train.fp8_emulated:
+        yield (
+            ("train.fp8", "train.precision"),
+            f'given "{config.train.fp8}", but train.precision is "{config.train.precision}": products in fp8 have '
+            'results in bf16; set train.precision to "bf16", or train.fp8_emulated to true',
+        )
     yield from _restart_contradictions(config)
     yield from _checkpoint_contradictions(config)
     yield from _loss_contradictions(config)

@@ -408,6 +408,16 @@ class Train(Section):
     precision: Literal["fp64", "fp32", "bf16"] = key(
         "fp32", "number format of weights and activations; bf16 has an fp32 master copy of the weights"
     )
+    fp8: Literal["none", "rowwise", "tensorwise"] = key(
+        "none",
+        "products of the blocks' matrices in 8-bit floats, on devices that have them: rowwise: a scale for each row; "
+        "tensorwise: one for each tensor (codescent docs fp8)",
+    )
+    fp8_emulated: bool = key(
+        False,
+        "round to fp8 and multiply in train.precision, on any device: to see losses, not for speed",
+        only=other_than("train.fp8", "none"),
+    )
     label_smoothing: float = key(
         0.0,
         "share of each target that is spread evenly over all classes in training (label smoothing); 0: none",

@@ -115,11 +115,14 @@ def _product(one: Computed, device: ClusterDevice, software: Software, precision
     if not flops:
         return Spent(), Spent()
     is_head = one.forward_flops > flops
-    peak = device.peak(precision if is_head or not software.block_products else software.block_products)
-    best = peak * software.product_efficiency
+    usual = precision if is_head or not software.block_products else software.block_products
+    peaks = [device.peak(name) for name in one.formats or (usual,) * FORMS]
     moved_s = one.forward_bytes * flops / one.forward_flops / copies_per_s(device, software)
     sizes = ((rows, outputs, inputs), (rows, inputs, outputs), (outputs, inputs, rows))
-    seconds = [max(flops / (best * utilization(device, peak, *size)), moved_s) for size in sizes]
+    seconds = [
+        max(flops / (peak * software.product_efficiency * utilization(device, peak, *size)), moved_s)
+        for peak, size in zip(peaks, sizes, strict=True)
+    ]
     forward, backward = round(one.forward_flops / flops), one.backward_flops / flops
     first = [seconds[number % FORMS] for number in range(forward)]
     parts = [min(1.0, backward - number) for number in range(math.ceil(backward - 1e-6))]  # the last may be a part

@@ -19,6 +19,9 @@ EXPERTS = (Role.EXPERT_COLUMN, Role.EXPERT_ROW)
 _BLOCK = re.compile(r"blocks\.\d+\.")
 
 
+FP8 = "fp8"
+
+
 @dataclass(frozen=True)
 class Computed:
     """An operator of a depth, on one rank, for one micro-batch.
@@ -29,6 +32,8 @@ class Computed:
         sizes: of a product rows, inputs and outputs; of another operator the tensor's (see `LayerOperator.shape`).
         forward_flops, backward_flops: those of backward have what is computed again, too.
         forward_bytes, backward_bytes: of the tensors that are read and written.
+        formats: number formats of a product, of the gradient of its input and of that of its matrix; empty: those of
+            the run.
     """
 
     depth: int
@@ -39,6 +44,7 @@ class Computed:
     backward_flops: float
     forward_bytes: float
     backward_bytes: float
+    formats: tuple[str, ...] = ()
 
 
 def operators_of_depth(
@@ -124,7 +130,15 @@ def _product(
     moved = elements * DTYPE_BYTES[plan.work.precision]
     name, sizes = _BLOCK.sub("", parameter.name).removesuffix(".weight"), (rows, inputs, math.prod(outputs))
     amounts = (forward * flops, backward * flops, forward * moved, backward * moved)
-    yield Computed(depth, name, PRODUCT, sizes, *amounts)
+    yield Computed(depth, name, PRODUCT, sizes, *amounts, _formats(plan, parameter, ends=ends))
+
+
+def _formats(plan: Plan, parameter: Parameter, *, ends: bool) -> tuple[str, ...]:
+    """Number formats of a product and of its two gradients; empty: all are in the precision (`operators.fp8.Fp8`)."""
+    fp8 = plan.work.fp8 and not plan.work.fp8_emulated and parameter.role in (Role.COLUMN, Role.ROW)
+    if ends or not fp8:
+        return ()
+    return FP8, FP8, FP8 if plan.work.fp8 == "tensorwise" else plan.work.precision
 
 
 def _local(plan: Plan, tensor: TensorPlan, rank: int) -> Sequence[int]:

@@ -79,7 +79,7 @@ class InitialValues:
             every = tuple(slice(0, size) for size in parameter.shape)
             values = rounded(self.box(parameter, every).to(self._dtype), parameter.alternating)
             self._rounded = parameter.name, values
-        return self._rounded[1][slices]
+        return self._rounded[1][slices].clone()
 
     @cached_property
     def _matrices(self) -> dict[str, Parameter]:

@@ -46,7 +46,7 @@ class Weights:
                 merged = self._merged(name)
                 self._last.clear()
                 self._last[name] = merged
-            return self._last[name][tuple(slices)]
+            return self._last[name][tuple(slices)].clone()
 
     def identity(self) -> dict[str, Any]:
         """See `Folder.identity`."""

@@ -47,6 +47,7 @@ class Shape:
         mup_base_head_dim: head_dim of that base; 0: the same as here.
         refuses: mesh axes that the model does not support, each with the reason; with tp > 1 also keys of [parallel].
         refuses_values: values of keys of [parallel] that it does not support, each with the reason as a clause.
+        own_layers: whether the matrices of its blocks are in linear layers of codescent.
         needs_weights: why its initial values cannot be random; "": they can.
         num_experts: experts of a layer that has them in place of one feed-forward; 0: no layer has.
         undivided_axes: mesh axes along which the model has nothing to divide.
@@ -79,6 +80,7 @@ class Shape:
     refuses: ClassVar[Mapping[str, str]] = {}
     refuses_values: ClassVar[Mapping[str, tuple[tuple[object, ...], str]]] = {}
     uncompiled: ClassVar[str] = ""
+    own_layers: ClassVar[bool] = True
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @classmethod

@@ -76,6 +76,8 @@ class ActivatedThenLinear(Linear):
         self.recompute = False
 
     def _product(self, x_BTI: Tensor, bias_O: Tensor | None) -> Tensor:
+        if self.fp8 is not None:
+            return self.fp8.linear(self.activation.plain(x_BTI), self.weight, bias_O)
         return activated_linear_(
             self.activation, x_BTI, self.weight, bias_O, self.recompute, self.deferred, self.adapter, self.packed
         )
@@ -129,8 +131,7 @@ class _ActivatedLinear(torch.autograd.Function):
         ctx.activation, ctx.deferred, ctx.parameter, ctx.packed = activation, deferred, weight_OF, packed
         ctx.keeps = any(ctx.needs_input_grad) and not recompute and activation.keeps(h)
         value_BTF = activation.value(h, h if ctx.keeps else None)
-        read_OF = weight_OF if packed is None else packed(weight_OF)
-        y_BTO = products.linear(value_BTF, read_OF, bias_O)
+        y_BTO = products.linear(value_BTF, weight_OF if packed is None else packed(weight_OF), bias_O)
         u_NR = None
         if a_RF is not None:
             u_NR = products.linear(dropped(value_BTF, ctx.drops), a_RF)
@@ -153,8 +154,8 @@ class _ActivatedLinear(torch.autograd.Function):
         value_NF = _flat(value_BTF)
         make = partial(_weight_product, d_y_NO, value_NF)
         d_weight_OF = weight_gradient(ctx, make, wanted=ctx.needs_input_grad[2])
-        read_OF = weight_OF if ctx.packed is None else ctx.packed(weight_OF)
-        d_value_NF = products.mm(d_y_NO, with_padded_rows(read_OF))
+        wide_OF = weight_OF if ctx.packed is None else ctx.packed(weight_OF)
+        d_value_NF = products.mm(d_y_NO, with_padded_rows(wide_OF))
         d_a_RF, d_b_OR = None, None
         if u_NR is not None:
             d_u_NR = products.mm(d_y_NO, b_OR).mul_(ctx.scale)
@@ -279,6 +280,8 @@ class GateUp(Linear):
         self.weight = nn.Parameter(torch.empty(outputs, 2, inputs))
 
     def _product(self, x_BTI: Tensor, bias_O: Tensor | None) -> Tensor:
+        if self.fp8 is not None:
+            return torch.stack([self.fp8.linear(x_BTI, half, None) for half in self.weight.unbind(1)])
         adapter = self.adapter
         if torch.compiler.is_compiling():  # never with a packed weight
             halves = [None if adapter is None else adapter._replace(b_OR=adapter.b_OR[:, half]) for half in range(2)]

@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from codescent.operators import products
 from codescent.operators.dropout import drop
+from codescent.operators.fp8 import Fp8
 from codescent.operators.nf4 import Packed
 from codescent.plan.activations import SMALL_BYTES
 
@@ -74,6 +75,7 @@ class Linear(nn.Module):
         lora_a, lora_b: the two matrices of the adapter; None: no adapter.
         scale: factor on the product of the adapter.
         lora_magnitude: the lengths of the rows of W + scale B A (DoRA); None: they are as they are.
+        fp8: computes the products in 8-bit floats; None: they are in the dtype of x.
         packed: gives the frozen weight, which is held in few bits; None: `weight` is what products read.
         sum_ranks: function that adds squares of lengths over ranks; None: no function. Set if the inputs are split.
         adapter_dropout: probability of dropout of what the adapter reads.
@@ -98,6 +100,7 @@ class Linear(nn.Module):
         self.lora_magnitude: nn.Parameter | None
         self.register_parameter("lora_magnitude", None)
         self.packed: Packed | None = None
+        self.fp8: Fp8 | None = None
         self.sum_ranks: Callable[[Tensor], Tensor] | None = None
         self.scale, self.adapter_dropout, self.first_input = 0.0, 0.0, 0
         self.adapter_keys_B: Tensor | None = None
@@ -145,6 +148,8 @@ class Linear(nn.Module):
         return scaled
 
     def _product(self, x_BTI: Tensor, bias_O: Tensor | None) -> Tensor:
+        if self.fp8 is not None:
+            return self.fp8.linear(x_BTI, self.weight, bias_O)
         if self.deferred is None:
             return product(x_BTI, self.weight, bias_O, self.adapter, self.packed)
         y_BTO: Tensor = _DeferredLinear.apply(x_BTI, self.weight, bias_O, self.deferred)  # type: ignore[no-untyped-call]

@@ -5,6 +5,7 @@ Blocks and groups are those of the whole matrix, so that every layout has the sa
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ class Packed:
     groups_G: Tensor
     dtype: torch.dtype
 
-    def tensors(self) -> Iterator[Tensor]:
+    def __iter__(self) -> Iterator[Tensor]:
         """The tensors, to count their memory."""
         yield from (self.scales_Rn, self.blocks_R, self.means_R, self.groups_G)
 
@@ -122,7 +123,10 @@ def _narrow(matrix: Tensor) -> Tensor:
     return (matrix if matrix.dtype in (torch.bfloat16, torch.float16) else matrix.float()).contiguous()
 
 
+@cache
 def _functional() -> ModuleType:
+    # It warns that a kernel for products on CPUs is missing. Products here are torch's.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     return library("bitsandbytes.functional", "lora.quantize", "qlora")
 
 

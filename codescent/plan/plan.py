@@ -247,6 +247,7 @@ class Plan:
             "data.seq_len": self.work.seq_len,
             "train.global_batch_size": self.work.global_batch_size,
             "train.precision": self.work.precision,
+            "train.fp8": self.work.fp8 or "none",
             "train.label_smoothing": self.objective.label_smoothing,
             "train.z_loss": self.objective.z_loss,
             **self._preference(),

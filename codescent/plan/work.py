@@ -43,6 +43,8 @@ class Work:
         precision: dtype of the computation.
         streams: lengths of the source and the target, if a sample has both; else empty. The source comes first.
             The loss is the loss of the target.
+        fp8: products of the blocks' matrices are in 8-bit floats, "rowwise" or "tensorwise"; "": they are not.
+        fp8_emulated: operands are rounded to fp8, and multiplied in `precision`.
         prefetch: number of steps whose batches are read ahead.
     """
 
@@ -53,6 +55,8 @@ class Work:
     precision: str
     streams: tuple[int, ...] = ()
     prefetch: int = 0
+    fp8: str = brief("")
+    fp8_emulated: bool = brief(False)
 
     @property
     def tokens(self) -> int:

@@ -13,6 +13,7 @@ from codescent.strategies.context_parallel import ContextParallel
 from codescent.strategies.ddp import DDP
 from codescent.strategies.expert_loads import ExpertLoads
 from codescent.strategies.expert_parallel import ExpertParallel
+from codescent.strategies.fp8 import Fp8Products
 from codescent.strategies.gossip import Gossip
 from codescent.strategies.local_sgd import LocalSGD
 from codescent.strategies.muon import Muon
@@ -30,6 +31,7 @@ ORDER = (
     ContextParallel(),
     TensorParallel(),
     ExpertParallel(),
+    Fp8Products(),
     Recompute(),
     Zero(),
     DDP(),

@@ -216,6 +216,12 @@ def refuse_device(plan: Plan, device: torch.device, *, deterministic: bool = Fal
             f'train.precision = "fp64": {here} ({devices.device_name(device)}), which has no fp64; set '
             'train.precision = "fp32", or train.device = "cpu"'
         )
+    if plan.work.fp8 and not plan.work.fp8_emulated and not devices.has_fp8(device):
+        problems.append(
+            f'train.fp8 = "{plan.work.fp8}": {here} ({devices.device_name(device)}), which has no products in fp8; '
+            "NVIDIA GPUs since compute capability 8.9 have them (Ada, Hopper, Blackwell); set train.fp8 = "
+            '"none", or train.fp8_emulated = true to see losses'
+        )
     if deterministic and not kind.deterministic:
         problems.append(
             f"train.deterministic = true: {here}, and torch does not say which of its kernels are deterministic; "

@@ -245,8 +245,7 @@ class MemoryWatch:
             for name, parameter in chunk.part.named_parameters():
                 whole = name in self.sharded and not is_dtensor(parameter)
                 (gathered if whole else read).append(parameter)
-            for layer in chunk.part.modules():
-                read += [] if (packed := getattr(layer, "packed", None)) is None else packed.tensors()
+            read += [scale for layer in chunk.part.modules() for scale in getattr(layer, "packed", None) or ()]
         return read, gathered
 
 

@@ -260,6 +260,9 @@ def _precision(plan: Plan) -> list[str]:
     state = f"{tensors} {plural(max(numbers), 'optimizer tensor')} in {tensor.optimizer_dtype}"
     state += " and a moving average" if tensor.averaged else ""
     weights = f"{arithmetic}{tensor.weight_dtype} weights, {tensor.gradient_dtype} gradients"
+    if plan.work.fp8:
+        emulated = ", emulated" if plan.work.fp8_emulated else ""
+        weights += f", products of blocks in fp8 ({plan.work.fp8}{emulated})"
     if plan.model.lora is not None and plan.model.lora.quantize:
         weights += f", frozen matrices of blocks in {plan.model.lora.quantize}"
     return (

@@ -50,6 +50,7 @@ class TransformersShape(Shape):
     head: str = HEADS[0]
     bias: bool = True
     dropout: float = 0.0
+    own_layers: ClassVar[bool] = False
     refuses: ClassVar[Mapping[str, str]] = dict.fromkeys(("pp", "tp", "cp"), _ONE_MODEL)
     refuses_values: ClassVar[Mapping[str, tuple[tuple[Any, ...], str]]] = {
         "recompute": (
