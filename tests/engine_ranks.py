@@ -22,7 +22,7 @@ from codescent.models.initialize import fill_
 from codescent.plan import Layout, Mesh, Plan, TaskFacts, TensorPlan, Work
 from codescent.plan.schedule import accumulate
 from codescent.strategies import Candidate, TensorParallel, ThisRank, active
-from codescent.strategies.tensor import whole_sequences
+from codescent.strategies.whole_sequences import whole_sequences
 
 DEGREE, LAYERS = 2, 2
 SIZES: dict[str, Any] = {"num_layers": LAYERS, "num_heads": 4, "num_kv_heads": 2, "hidden_dim": 16, "seq_len": 32}

@@ -30,8 +30,9 @@ from codescent.huggingface.write import Shard, write_weights
 from codescent.inference.trained import Values, find
 from codescent.models.initialize import initial_values
 from codescent.models.lora.declare import Method, names, resolve
-from codescent.operators.activations import EXACT_GELU, ActivatedThenLinear, GateUp
+from codescent.operators.activations import EXACT_GELU, ActivatedThenLinear
 from codescent.operators.dropout import drop
+from codescent.operators.gate_up import GateUp
 from codescent.operators.gated import GATED
 from codescent.operators.linear import Linear
 from codescent.operators.nf4 import packed, rounded

@@ -19,8 +19,9 @@ from codescent.clusters.files import load_cluster
 from codescent.config.sections import Config
 from codescent.cost.device_time import spent
 from codescent.cost.operators import operators_of_depth
-from codescent.operators.activations import EXACT_GELU, ActivatedThenLinear, GateUp
+from codescent.operators.activations import EXACT_GELU, ActivatedThenLinear
 from codescent.operators.fp8 import NARROW, WIDE_RANGE, Fp8, quantized
+from codescent.operators.gate_up import GateUp
 from codescent.operators.linear import Linear
 from codescent.train.machine import refuse_device
 

@@ -25,7 +25,7 @@ class LeadingReader(Reader):
     Keys and values of a head are on the rank that has the head. The logits are gathered; rank 0 alone chooses tokens.
 
     Args:
-        module: this rank's part, in evaluation mode, without sequence parallelism (`tensor.whole_sequences`).
+        module: this rank's part, in evaluation mode, without sequence parallelism (`strategies.whole_sequences`).
         capacity: of the engine, the same on every rank.
         group: the ranks of tp.
     """

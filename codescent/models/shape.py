@@ -43,8 +43,7 @@ class Shape:
         full_every: with a window: every so-many-th layer has none; 0: all have it.
         score_cap, logit_cap: soft caps of the scores of attention, and of the logits; 0: none.
         score_dim: products of queries and keys are divided by its square root; 0: head_dim.
-        mup_base_dim: hidden_dim of the base of mu-P; 0: the model has no mu-P.
-        mup_base_head_dim: head_dim of that base; 0: the same as here.
+        mup_base_dim, mup_base_head_dim: hidden_dim (0: no mu-P) and head_dim (0: the same) of the base of mu-P.
         refuses: mesh axes that the model does not support, each with the reason; with tp > 1 also keys of [parallel].
         refuses_values: values of keys of [parallel] that it does not support, each with the reason as a clause.
         own_layers: whether the matrices of its blocks are in linear layers of codescent.
@@ -201,8 +200,6 @@ class Kind:
         generates: whether its models can generate text (see codescent/inference).
         encodes: whether its models read a text as a whole, so that their states describe it (embeddings).
         separates: whether its models keep the documents of a sample apart (see data/documents).
-        num_experts: experts of a layer that has them in place of one feed-forward; 0: no layer has.
-        undivided_axes: mesh axes along which the model has nothing to divide.
         uncompiled: why torch.compile is not verified for this kind; "": it is verified.
         parts: fields of the shape that are no sizes themselves: the sizes that users give for each of them instead.
     """

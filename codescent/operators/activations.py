@@ -16,18 +16,17 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from codescent.operators import products
-from codescent.operators.compiled import plain_inference
+from codescent.operators.compiled import FEW, plain_inference
 from codescent.operators.kept import keeping
 from codescent.operators.linear import (
     NO_ADAPTER,
     Adapter,
     Deferred,
-    Drops,
     Linear,
+    add_product,
     dropped,
     is_kept,
     product,
-    unpacked,
     weight_gradient,
 )
 from codescent.operators.nf4 import Packed
@@ -38,9 +37,6 @@ from codescent.operators.nf4 import Packed
 GELU_A = 2.0 * math.sqrt(2.0 / math.pi)
 GELU_B = GELU_A * 0.044715
 _PIECE = 1 << 17  # elements computed at a time on a CPU: the intermediate values fit in the caches of two cores
-_FEW = 1 << 15
-"""Without gradients, so few elements are computed by torch's own operators: a node of autograd, and pieces, would take
-longer than the product of one token with the matrix. More are faster in pieces on a CPU."""
 _PAGE_BYTES = 4096  # addresses at this distance fall into the same set of a first-level cache
 _LINE_BYTES = 64
 
@@ -98,8 +94,8 @@ def activated_linear_(
     h is contiguous, [B, T, F], or [2, B, T, F] for a gated activation. With `recompute` forward saves only h. The other
     arguments are as in `Linear`.
     """
-    if plain_inference() and h.numel() <= _FEW:
-        return product(activation.plain(h), weight_OF, bias_O, adapter)
+    if plain_inference() and h.numel() <= FEW:
+        return product(activation.plain(h), weight_OF, bias_O, adapter, packed)
     recompute = recompute or (keeping() and h.device.type == "cpu")
     by_torch = not (h.device.type == "cpu" or recompute or deferred is not None or activation.reads_h)
     if torch.compiler.is_compiling() or by_torch:
@@ -159,20 +155,12 @@ class _ActivatedLinear(torch.autograd.Function):
         d_a_RF, d_b_OR = None, None
         if u_NR is not None:
             d_u_NR = products.mm(d_y_NO, b_OR).mul_(ctx.scale)
-            _add_product(d_value_NF, d_u_NR, a_RF, value_BTF, ctx.drops)
+            add_product(d_value_NF, d_u_NR, a_RF, value_BTF, ctx.drops)
             d_a_RF = products.mm(d_u_NR.t(), dropped(value_BTF, ctx.drops))
             d_b_OR = products.mm(d_y_NO.t(), u_NR).mul_(ctx.scale)
         d_h = activation.gradient(slope, d_value_NF)
         d_bias_O = d_y_NO.sum(0) if ctx.needs_input_grad[3] else None
         return None, d_h, d_weight_OF, d_bias_O, None, None, None, d_a_RF, d_b_OR, None, None
-
-
-def _add_product(sum_NI: Tensor, d_u_NR: Tensor, a_RI: Tensor, like_BTI: Tensor, drops: Drops | None) -> None:
-    """Add the gradient of what an adapter reads, d_u A, with its dropout."""
-    if drops is None:
-        products.addmm_(sum_NI, d_u_NR, a_RI)
-    else:
-        sum_NI.add_(drops(products.mm(d_u_NR, a_RI).view_as(like_BTI)).flatten(0, -2))
 
 
 def _weight_product(d_y_NO: Tensor, value_NF: Tensor) -> Tensor:
@@ -267,93 +255,3 @@ GELU = Activation(
 
 EXACT_GELU = _gelu_of_torch("none")
 """GELU by the error function."""
-
-
-class GateUp(Linear):
-    """x times the gate matrix and the up matrix, which are one weight [F, 2, D]: h [2, B, T, F].
-
-    The two rows of a channel are adjacent, so a slice of dim 0 contains whole channels.
-    """
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs, False)
-        self.weight = nn.Parameter(torch.empty(outputs, 2, inputs))
-
-    def _product(self, x_BTI: Tensor, bias_O: Tensor | None) -> Tensor:
-        if self.fp8 is not None:
-            return torch.stack([self.fp8.linear(x_BTI, half, None) for half in self.weight.unbind(1)])
-        adapter = self.adapter
-        if torch.compiler.is_compiling():  # never with a packed weight
-            halves = [None if adapter is None else adapter._replace(b_OR=adapter.b_OR[:, half]) for half in range(2)]
-            pairs = zip(self.weight.unbind(1), halves, strict=True)
-            return torch.stack([product(x_BTI, matrix, None, half) for matrix, half in pairs])
-        if plain_inference() and adapter is None and not self.packed and x_BTI.numel() <= _FEW:
-            # One product for both: the rows of a channel are adjacent, so its results are.
-            h_BTF2 = products.linear(x_BTI, self.weight.flatten(0, 1)).view(*x_BTI.shape[:-1], -1, 2)
-            return torch.movedim(h_BTF2, -1, 0)
-        inputs = (x_BTI, self.weight, self.deferred, self.packed, *(adapter or NO_ADAPTER))
-        h_2BTF: Tensor = _GateUpProduct.apply(*inputs)  # type: ignore[no-untyped-call]
-        return h_2BTF
-
-
-class _GateUpProduct(torch.autograd.Function):
-    """The two products of `GateUp`. Their weight gradients are written into one [F, 2, D] tensor without a copy."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x_BTD: Tensor,
-        weight_F2D: Tensor,
-        deferred: Deferred | None,
-        packed: Packed | None,
-        a_RD: Tensor | None,
-        b_F2R: Tensor | None,
-        scale: float,
-        drops: Drops | None,
-    ) -> Tensor:
-        ctx.deferred, ctx.parameter, ctx.scale, ctx.drops, ctx.packed = deferred, weight_F2D, scale, drops, packed
-        x_ND, kept_F2D, weight_F2D = x_BTD.flatten(0, -2), weight_F2D, unpacked(weight_F2D, packed)
-        if keeping():
-            h_2NF = torch.stack([products.matmul(x_ND, weight_FD.t()) for weight_FD in weight_F2D.unbind(1)])
-        else:
-            h_2NF = x_BTD.new_empty(2, len(x_ND), len(weight_F2D))
-            for h_NF, weight_FD in zip(h_2NF, weight_F2D.unbind(1)):
-                products.mm(x_ND, weight_FD.t(), out=h_NF)
-        u_NR = None
-        if a_RD is not None and b_F2R is not None:
-            u_NR = products.mm(dropped(x_BTD, drops), a_RD.t())
-            for h_NF, b_FR in zip(h_2NF, b_F2R.unbind(1)):
-                products.addmm_(h_NF, u_NR, b_FR.t(), scale)
-        needs_x = ctx.needs_input_grad[1] or u_NR is not None
-        ctx.save_for_backward(x_BTD if needs_x else None, kept_F2D, u_NR, a_RD, b_F2R)
-        return h_2NF.view(2, *x_BTD.shape[:-1], len(weight_F2D))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_h_2BTF: Tensor) -> tuple[Tensor | None, ...]:
-        x_BTD, weight_F2D, u_NR, a_RD, b_F2R = ctx.saved_tensors
-        d_h_2NF, x_ND = d_h_2BTF.flatten(1, -2), _flat(x_BTD)
-        d_x_ND = _by_halves(d_h_2NF, unpacked(weight_F2D, ctx.packed))
-        d_a_RD, d_b_F2R = None, None
-        if u_NR is not None:
-            d_b_F2R = _by_rows(d_h_2NF, u_NR).mul_(ctx.scale)
-            d_u_NR = _by_halves(d_h_2NF, b_F2R).mul_(ctx.scale)
-            d_a_RD = products.mm(d_u_NR.t(), dropped(x_BTD, ctx.drops))
-            _add_product(d_x_ND, d_u_NR, a_RD, x_BTD, ctx.drops)
-        d_weight_F2D = weight_gradient(ctx, partial(_by_rows, d_h_2NF, x_ND), wanted=ctx.needs_input_grad[1])
-        return d_x_ND.view(*d_h_2BTF.shape[1:-1], -1), d_weight_F2D, None, None, d_a_RD, d_b_F2R, None, None
-
-
-def _by_halves(d_h_2NF: Tensor, matrix_F2X: Tensor) -> Tensor:
-    """d_h[0] times the first half of the matrix, plus d_h[1] times the second: [N, X]."""
-    first_NX = products.mm(d_h_2NF[0], matrix_F2X[:, 0])
-    return products.addmm_(first_NX, d_h_2NF[1], matrix_F2X[:, 1])
-
-
-@torch.no_grad()  # a deferred call runs outside the backward pass
-def _by_rows(d_h_2NF: Tensor, x_ND: Tensor) -> Tensor:
-    """d_h[0]^T x and d_h[1]^T x, with the two rows of a channel adjacent: [F, 2, D]."""
-    out_F2D = x_ND.new_empty(d_h_2NF.shape[2], 2, x_ND.shape[1])
-    for d_h_NF, out_FD in zip(d_h_2NF, out_F2D.unbind(1)):
-        products.mm(d_h_NF.t(), x_ND, out=out_FD)
-    return out_F2D

@@ -29,6 +29,11 @@ def constant_result(function: Callable[P, R]) -> Callable[P, R]:
     return function
 
 
+FEW = 1 << 15
+"""In the engine's passes, so few elements are computed by torch's own operators: a node of autograd, and pieces, would
+take longer than the product of one token with the matrix. More are faster in pieces on a CPU."""
+
+
 def plain_inference() -> bool:
     """Whether this is a pass of the engine: in torch's inference mode, and not being compiled.
 

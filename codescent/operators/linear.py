@@ -173,6 +173,14 @@ def product(
     return y_NO.view(*x_BTI.shape[:-1], -1)
 
 
+def add_product(sum_NI: Tensor, d_u_NR: Tensor, a_RI: Tensor, like_BTI: Tensor, drops: Drops | None) -> None:
+    """Add the gradient of what an adapter reads, d_u A, with its dropout."""
+    if drops is None:
+        products.addmm_(sum_NI, d_u_NR, a_RI)
+    else:
+        sum_NI.add_(drops(products.mm(d_u_NR, a_RI).view_as(like_BTI)).flatten(0, -2))
+
+
 def unpacked(weight: Tensor, packed: Packed | None) -> Tensor:
     """The weight that products read."""
     return weight if packed is None else packed(weight)

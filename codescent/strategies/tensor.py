@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import groupby, product
@@ -26,7 +25,6 @@ from codescent.strategies.strategy import Candidate, Strategy, ThisRank
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributed import ProcessGroup
 
 DIM: Mapping[Role, int] = {
     Role.COLUMN: 0,
@@ -189,30 +187,6 @@ class TensorParallel(Strategy):
                 reading.rows_T = reading.tokens_T
             positions_T = torch.arange(plan.work.seq_len) if reading.rows_T is None else reading.rows_T
             reading.rows_T = positions_T.chunk(degree)[index]
-
-
-@contextmanager
-def whole_sequences(part: torch.nn.Module, group: ProcessGroup) -> Iterator[None]:
-    """A block in which a divided part has no sequence parallelism: every rank computes all positions between matrices.
-
-    So a part that trains with it reads texts of any length in between, such as one token of each.
-    """
-    from codescent.strategies.sequence import enter, leave  # noqa: PLC0415
-
-    layers = [cast(Any, layer) for layer in part.modules() if hasattr(layer, "before") and hasattr(layer, "after")]
-    seams, reading = [(layer, layer.before, layer.after) for layer in layers], cast(Any, part)
-    vocabulary, places = reading.vocabulary, (reading.tokens_T, reading.rows_T)
-    splits = vocabulary.sequence_parallel
-    try:
-        for layer, before, after in seams:
-            layer.before = before and partial(enter, group=group)
-            layer.after = after and partial(leave, group=group)
-        vocabulary.sequence_parallel, reading.tokens_T, reading.rows_T = False, None, None
-        yield
-    finally:
-        for layer, before, after in seams:
-            layer.before, layer.after = before, after
-        vocabulary.sequence_parallel, (reading.tokens_T, reading.rows_T) = splits, places
 
 
 def _cut_blocks(candidate: Candidate) -> Iterator[Refusal]:

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from codescent.models.decoder import Block, Decoder
 from codescent.models.llama.declare import LlamaShape
-from codescent.operators.activations import ActivatedThenLinear, GateUp
+from codescent.operators.activations import ActivatedThenLinear
 from codescent.operators.attention import Attention
 from codescent.operators.block_attention import ScoreTraits
 from codescent.operators.documents import DocumentBounds
 from codescent.operators.experts import Experts
+from codescent.operators.gate_up import GateUp
 from codescent.operators.gated import GATED
 from codescent.operators.head_norm import HeadNorm
 from codescent.operators.plus_one_norm import PlusOneNorm
