@@ -94,7 +94,7 @@ def activated_linear_(
     h is contiguous, [B, T, F], or [2, B, T, F] for a gated activation. With `recompute` forward saves only h. The other
     arguments are as in `Linear`.
     """
-    if plain_inference() and h.numel() <= FEW:
+    if not torch.is_grad_enabled() and h.numel() <= FEW and plain_inference():
         return product(activation.plain(h), weight_OF, bias_O, adapter, packed)
     recompute = recompute or (keeping() and h.device.type == "cpu")
     by_torch = not (h.device.type == "cpu" or recompute or deferred is not None or activation.reads_h)
