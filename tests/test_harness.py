@@ -98,7 +98,7 @@ def test_run_export_and_server_have_one_score(tmp_path: Path, monkeypatch: pytes
     tasks = write_tasks(tmp_path / "tasks")
     done = codescent(tmp_path, "evaluate", "runs/scored", "--tasks", NAMES, "--tasks-folder", "tasks", "--json")
     assert done.returncode == 0, done.stderr
-    ours = json.loads(done.stdout[done.stdout.index("{") :])["tasks"]
+    ours = json.loads(done.stdout)["tasks"]
     assert ours["word_choice"]["samples"] == 24
     assert codescent(tmp_path, "export", "runs/scored", "out").returncode == 0
     for name, value in {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}.items():

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import difflib
 import os
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,14 +51,15 @@ def score_tasks(request: HarnessRequest, opened: Opened) -> Scores:
 
     harness = library("lm_eval", "--tasks", "lm-eval")
     try:
-        found = harness.simple_evaluate(
-            model=HarnessModel(opened),
-            tasks=list(request.names),
-            num_fewshot=request.shots,
-            limit=request.limit,
-            task_manager=manager,
-            log_samples=False,
-        )
+        with redirect_stdout(sys.stderr):  # standard output is for the result
+            found = harness.simple_evaluate(
+                model=HarnessModel(opened),
+                tasks=list(request.names),
+                num_fewshot=request.shots,
+                limit=request.limit,
+                task_manager=manager,
+                log_samples=False,
+            )
     except OSError as error:  # the libraries' errors of files and of the network are such
         raise UserError(_without_data(error)) from error
     results: Mapping[str, Mapping[str, Any]] = found["results"]
