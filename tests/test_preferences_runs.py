@@ -165,7 +165,10 @@ def test_replicas_that_train_otherwise(runs: Runs, words: tuple[str, ...], ranks
 def test_a_reference_is_computed_once_and_damage_is_found(runs: Runs) -> None:
     """Fault: another loss computes the reference again, or a run reads a damaged one."""
     words = ("data.folder=shared", "train.num_steps=1", "train.eval_every=0")
-    assert "computing the reference" in runs.start(1, *words).said
+    said = runs.start(1, *words, "data.seq_len=44").said
+    assert "answers are cut at their ends: data.seq_len = 44, and the longest sample has" in said
+    assert "are cut" not in runs.start(1, *words).said
+    assert "computing the reference" in said
     assert "computing the reference" not in runs.start(1, *words, "train.preference=ipo", "train.beta=0.5").said
     assert "computing the reference" in runs.start(1, *words, "run.seed=3").said
     for file in (runs.project / "shared").glob("references-*/references.npy"):
