@@ -84,8 +84,20 @@ def write_preferences(folder: Path) -> None:
         for one in pairs
         for which in rng.sample(["chosen", "rejected"], 2)
     ]
-    for name, lines in {"pairs": pairs, "judged": judged}.items():
+    chats = [
+        {
+            "prompt": [{"role": "user", "content": one["prompt"]}],
+            **{name: [{"role": "assistant", "content": one[name]}] for name in ("chosen", "rejected")},
+        }
+        for one in pairs
+    ]
+    (folder / "chat.jinja").write_text(CHAT_TEMPLATE)
+    for name, lines in {"pairs": pairs, "judged": judged, "chats": chats}.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+CHAT_TEMPLATE = """{% for m in messages %}{% if m.role == "user" %}Say {{ m.content }}: {% else %}{{ m.content }}
+<|endoftext|>{% endif %}{% endfor %}""".replace("\n", "")
 
 
 @pytest.fixture(scope="module")
@@ -125,10 +137,38 @@ def test_a_run_that_is_resumed_is_bitwise_that_which_was_not(runs: Runs) -> None
 
 
 @pytest.mark.slow
+def test_messages_are_learned_as_the_same_texts(runs: Runs) -> None:
+    """Fault: of a conversation other tokens are compared than those of the answer and its end."""
+    words = ("data.corpus=chats.jsonl", "data.chat_template=chat.jinja", "data.template={prompt}{response}")
+    assert losses(runs.run(1, *words)) == losses(runs.of_one())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "ranks", "measured"),
+    [
+        pytest.param(("parallel.servers=1", "parallel.dp_replicate=2"), 3, False, id="a server"),
+        pytest.param(
+            ("parallel.average_every=2", "parallel.dp_replicate=2", "train.num_steps=4"), 2, True, id="rounds"
+        ),
+    ],
+)
+def test_replicas_that_train_otherwise(runs: Runs, words: tuple[str, ...], ranks: int, measured: bool) -> None:
+    """Fault: a rank that computes nothing waits for a reference, or the sum of a round is taken for that of a step."""
+    rows = runs.run(ranks, "data.folder=otherwise", *words).read_metrics()
+    assert rows[-1]["train_loss"] < rows[0]["train_loss"] == pytest.approx(0.6931471805599453)
+    assert (rows[-1]["reward_margins"] is not None) == measured
+    assert not measured or rows[-1]["reward_margins"] > 0
+
+
+@pytest.mark.slow
 def test_a_reference_is_computed_once_and_damage_is_found(runs: Runs) -> None:
     """Fault: another loss computes the reference again, or a run reads a damaged one."""
     words = ("data.folder=shared", "train.num_steps=1", "train.eval_every=0")
-    assert "computing the reference" in runs.start(1, *words).said
+    said = runs.start(1, *words, "data.seq_len=44").said
+    assert "answers are cut at their ends: data.seq_len = 44, and the longest sample has" in said
+    assert "are cut" not in runs.start(1, *words).said
+    assert "computing the reference" in said
     assert "computing the reference" not in runs.start(1, *words, "train.preference=ipo", "train.beta=0.5").said
     assert "computing the reference" in runs.start(1, *words, "run.seed=3").said
     for file in (runs.project / "shared").glob("references-*/references.npy"):

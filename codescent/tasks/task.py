@@ -302,6 +302,10 @@ class Task:
         """Messages: why the model cannot read the samples."""
         yield from ()
 
+    def shortened(self, dataset: AnyDataset, plan: Plan) -> Iterator[str]:
+        """Sentences, printed before the first step: which parts of samples a run leaves out, as they have no room."""
+        yield from ()
+
     def beforehand(self, request: TaskRequest, dataset: AnyDataset) -> Iterator[str]:
         """Sentences: data that a run makes itself, or makes again on another day, although it is prepared now."""
         yield from ()

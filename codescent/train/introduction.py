@@ -43,6 +43,7 @@ def introduction(run: OpenRun) -> Iterator[str]:
     ):
         yield f"{label:<8}{text}"
     yield from (f"{'corpus':<8}{line}" for line in lines(run))
+    yield from (f"{'note':<8}{line}" for line in tasks.task_of_plan(plan).shortened(run.dataset, plan))
     if is_given(run.config, "train.check_every") and (line := nothing_to_compare(run.config.train.check_every, plan)):
         yield f"{'note':<8}{line}"
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from codescent.base.device import offered
+from codescent.base.device import offered, wide_dtype
 from codescent.base.output import note
 from codescent.base.sealed import digest
 from codescent.data.file_array import open_npy
@@ -30,10 +30,11 @@ from codescent.data.prepared import (
 from codescent.data.samples import ReferencedSource, References
 from codescent.hub.cache import weights_place
 from codescent.huggingface.folder import open_folder
-from codescent.plan import AXES
+from codescent.plan import AXES, Plan
 from codescent.train.execute import Executor
 from codescent.train.open import OpenRun
 from codescent.train.validate import samples_at_once
+from codescent.train.world import World
 
 FORMAT = "codescent references 1"
 NUMBERS = "references.npy"
@@ -64,22 +65,24 @@ class ReferenceFiles:
         self.lacking: list[str] = []
         if not self.wanted:
             return
+        self._read: dict[str, References] = {}  # on rank 0
         self._weights: str = run.world.from_first(self._identity)
-        found: list[str] = run.world.from_first(lambda: [split for split in SPLITS if self._existing(split) is None])
-        self.lacking = [split for split in found if self._source(split).references is None]
-        for split in SPLITS:
-            if split not in found and self._source(split).references is None:
-                self._source(split).refer(self._shared(split, self._existing(split)))
+        self.lacking = run.world.from_first(self._look)
+        if run.world.this_rank.rank in run.plan.mesh:  # another one computes nothing
+            for split in SPLITS:
+                if split not in self.lacking and self._source(split).references is None:
+                    self._source(split).refer(self._shared(split))
 
     def compute(self, executor: Executor) -> None:
         """Compute what is lacking, with the weights that the parts of the executor have. Collective."""
         for split in self.lacking:
-            source = self._source(split)
+            source, found = self._source(split), np.zeros((0, 0))
             if self.run.world.is_first:
                 note(f"computing the reference of {source.num_samples:,} samples ({split}), once")
-            found = _computed(executor, source) if executor.chunks else np.zeros((source.num_samples, 0))
+            if executor.chunks:
+                found = _computed(executor, source)
+                source.refer(found)
             self.run.world.from_first(partial(self._keep, split, found))
-            source.refer(found)
         self.lacking = []
 
     def _source(self, split: str) -> ReferencedSource:
@@ -103,17 +106,23 @@ class ReferenceFiles:
     def _folder(self, split: str) -> Path:
         return self.run.dataset.path.parent / f"references-{digest([FORMAT, self._key(split)])[:16]}"
 
-    def _existing(self, split: str) -> Path | None:
-        """The folder of a split, on rank 0; None: there is none. Raises UserError: it is damaged."""
-        return existing(self._folder(split), _verify) if self.run.world.is_first else None
+    def _look(self) -> list[str]:
+        """Read what there is, on rank 0; return the splits that lack it. Raises UserError: a folder is damaged."""
+        for split in SPLITS:
+            if self._source(split).references is None and (folder := existing(self._folder(split), _verify)):
+                files: dict[str, str] = checked_description(folder, _Description, WHAT)["files"]
+                self._read[split] = open_npy(folder / NUMBERS, files[NUMBERS])[:]
+        return [split for split in SPLITS if split not in self._read and self._source(split).references is None]
 
-    def _shared(self, split: str, folder: Path | None) -> References:
-        """The numbers of a split on every rank, read on rank 0. Collective."""
-        shape: list[int] = self.run.world.from_first(lambda: list(_read(folder).shape))
-        values = torch.zeros(shape, dtype=torch.float64)
-        if self.run.world.is_first:
-            values = torch.from_numpy(_read(folder))
-        return _everywhere(self.run, values.to(self.run.world.device))
+    def _shared(self, split: str) -> References:
+        """The numbers of a split on every rank of the mesh, read on rank 0. Collective."""
+        plan, world = self.run.plan, self.run.world
+        assert plan.objective.preference is not None
+        shape, wide = (self._source(split).num_samples, plan.objective.preference.sums), wide_dtype(world.device)
+        values = torch.zeros(shape, dtype=wide, device=world.device)
+        if world.is_first:
+            values += torch.from_numpy(self._read.pop(split)).to(world.device, wide)
+        return _everywhere(world, plan, values)
 
     def _keep(self, split: str, found: References) -> None:
         key = self._key(split)
@@ -131,16 +140,9 @@ def _verify(folder: Path) -> None:
     refuse_damaged(folder, hash_problems(folder, description["files"]))
 
 
-def _read(folder: Path | None) -> References:
-    assert folder is not None
-    files: dict[str, str] = checked_description(folder, _Description, WHAT)["files"]
-    values: References = open_npy(folder / NUMBERS, files[NUMBERS])[:]
-    return values
-
-
-def _everywhere(run: OpenRun, values: torch.Tensor) -> References:
-    """The sum over all ranks: each has a part of the values, and 0 elsewhere. Collective."""
-    return run.world.sum_over(values, run.plan.mesh.joint(*AXES)).cpu().numpy()
+def _everywhere(world: World, plan: Plan, values: torch.Tensor) -> References:
+    """The sum over all ranks of the mesh: each has a part of the values, and 0 elsewhere. Collective."""
+    return world.sum_over(values, plan.mesh.joint(*AXES)).cpu().double().numpy()
 
 
 def _computed(executor: Executor, source: ReferencedSource) -> References:
@@ -163,5 +165,4 @@ def _computed(executor: Executor, source: ReferencedSource) -> References:
             found = evaluate(loader.next().batches[0])
             if len(rows) and counts and found.ndim:
                 values[torch.from_numpy(rows).to(values.device)] = found
-    total = world.sum_over(values, plan.mesh.joint(*AXES))
-    return total.double().cpu().numpy()
+    return _everywhere(world, plan, values)

@@ -125,6 +125,18 @@ class Preferences(Conversations):
             if len(found) > MOST_LINES:
                 yield f"{path}: {counted(len(found) - MOST_LINES, 'more line')} with such a prompt"
 
+    def shortened(self, dataset: AnyDataset, plan: Plan) -> Iterator[str]:
+        """See `Task`: answers that are cut."""
+        assert isinstance(dataset, PreferenceDataset)
+        work = plan.work
+        for split in ("train", "validation"):
+            cut, documents, longest = dataset.source(split, work.seq_len, work.positions(-1)).cut
+            if cut:
+                yield (
+                    f"{split}: {cut:,} of {counted(documents, 'answer')} are cut at their ends: data.seq_len = "
+                    f"{work.seq_len}, and the longest sample has {longest:,} positions"
+                )
+
     def example(self, open_validation: Callable[[], Source]) -> list[int] | None:
         """See `Task`: the first prompt of the validation split."""
         if (source := open_validation()).num_samples < 1:

@@ -90,10 +90,10 @@ class PreferenceSource:
             yield int(self._lines[sample, document]), whole
 
     @property
-    def cut(self) -> int:
-        """How many documents are cut at their ends."""
+    def cut(self) -> tuple[int, int, int]:
+        """How many documents are cut at their ends, how many there are, and the positions of the longest sample."""
         whole = (self._begins[1:] - self._begins[:-1] - 1).reshape(self._lengths.shape)
-        return int((whole > self._lengths).sum())
+        return int((whole > self._lengths).sum()), whole.size, int(whole.sum(1).max(initial=0))
 
     def read(self, numbers: Numbers) -> Samples:
         """inputs and targets int64 [n, seq_len]; the extras of `extras_of`, and those of `operators.preferences`.
