@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -294,13 +295,16 @@ def test_traits_that_no_family_has_together_are_not_exported() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ["mistral", "qwen2", "qwen3", "olmo2", "gemma2", "gemma3_text", "phi3"])
+@pytest.mark.parametrize(
+    "name", ["mistral", "qwen2", "qwen3", "olmo2", "gemma2", "gemma3_text", "phi3", "mixtral", "dots1"]
+)
 def test_a_folder_is_trained_on_layouts_and_its_adapters_are_those_of_peft(
     name: str, tmp_path: Path, forker: Forker
 ) -> None:
     """Catches: a slice of a bias or a scale that is read from the wrong place; an adapter of another matrix."""
     builders: dict[str, Callable[..., Any]] = {"mistral": mistral, "qwen2": qwen2, "qwen3": qwen3, "olmo2": olmo2}
-    builders |= {"gemma2": gemma2, "gemma3_text": gemma3, "phi3": phi3}
+    builders |= {"gemma2": gemma2, "gemma3_text": gemma3, "phi3": phi3, "dots1": dots1}
+    builders["mixtral"] = partial(mixtral, num_local_experts=4)
     make_project(tmp_path)
     folder = a_folder(tmp_path / "hf", builders[name](vocab_size=260))
     import_folder(folder, tmp_path / "run", load("finetune"))
@@ -310,7 +314,8 @@ def test_a_folder_is_trained_on_layouts_and_its_adapters_are_those_of_peft(
     sizes = "\n".join(f"{key} = {json.dumps(value)}" for key, value in keys.items())
     (tmp_path / "run.toml").write_text(f"[model]\n{sizes}\n[data]{rest}")
     common = (f"data.tokenizer={folder}/tokenizer.json", "data.seq_len=16", "train.global_batch_size=8")
-    for number, layout in enumerate(("tp=2", "dp_shard=2", "pp=2")):
+    layouts = ("tp=2", "dp_shard=2", "pp=2", *(("ep=2",) if "num_experts" in keys else ()))
+    for number, layout in enumerate(layouts):
         words = (*common, *UNTRAINED, f"parallel.{layout}", "train.microbatch_size=2")
         found = forker.train(tmp_path, f"begins{number}", 2, *words)
         assert same(weights(found.path), expected), layout
