@@ -83,11 +83,12 @@ def activated_linear_(
     h is contiguous, [B, T, F], or [2, B, T, F] for a gated activation. With `recompute` forward saves only h. The other
     arguments are as in `Linear`.
     """
-    if plain_inference() and h.numel() <= _FEW:
+    compiles = torch.compiler.is_compiling()
+    if not compiles and torch.is_inference_mode_enabled() and h.numel() <= _FEW:  # `plain_inference`, without a call
         return product(activation.plain(h), weight_OF, bias_O, adapter)
     recompute = recompute or (keeping() and h.device.type == "cpu")
     by_torch = not (h.device.type == "cpu" or recompute or deferred is not None or activation.reads_h)
-    if torch.compiler.is_compiling() or by_torch:
+    if compiles or by_torch:
         return product(activation.plain(h), weight_OF, bias_O, adapter)
     if h.device.type != "cpu":
         activation = activation.elsewhere or activation
