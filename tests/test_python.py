@@ -124,7 +124,7 @@ def test_the_run_goes_on_and_writes(run: codescent.Run) -> None:
     with pytest.raises(codescent.UserError) as refused:
         run.sample(tokens=0, top_k=0, device="moon")
     problems = refused.value.problems
-    assert [problem.split()[0] for problem in problems] == ["top_k", "device", "tokens"], "as a program names them"
+    assert [problem.split()[0] for problem in problems] == ["top_k", "tokens", "device"], "as a program names them"
 
 
 @pytest.mark.slow
