@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT))
 from codescent import models
 from codescent.huggingface.folder import open_folder
 from codescent.huggingface.initial import InitialValues
+from codescent.inference.columns import store_by_columns_
 from codescent.inference.engine import Engine
 from codescent.inference.open import capacity_of
 from codescent.inference.request import Sampling
@@ -66,6 +67,8 @@ def codescent(arguments: argparse.Namespace, work: Work) -> Generate:
     module.load_state_dict(whole, assign=True)
     module.to(arguments.device, DTYPES[arguments.precision]).eval()
     assert isinstance(module, Decoder)
+    if arguments.device == "cpu":  # as `open_engine` does
+        store_by_columns_(module)
     engine = Engine(module, None, capacity_of(module, len(work.prompts)))
     samplings = [Sampling(0.0, max_new_tokens=number) for number in work.new_tokens]
 

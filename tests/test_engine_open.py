@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from test_huggingface import bert, llama
 from test_interchange import a_folder
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from codescent import models
 from codescent.base.errors import UserError
 from codescent.config.load import load
+from codescent.inference.columns import store_by_columns_
 from codescent.inference.open import capacity_of, open_engine
 from codescent.inference.request import Finish, Sampling
+from codescent.models.initialize import initialize_
 from codescent.verbs.import_folder import import_folder
 
 TEMPLATE = (
@@ -54,6 +58,25 @@ def test_a_folder_of_hugging_face_is_opened_as_it_is(tmp_path: Path) -> None:
     assert (of_run.name, of_run.which, of_run.engine.stops) == ("run", "step 0", {256})
     with pytest.raises(UserError, match="one set of weights; leave out best, step"):
         open_engine(path, device="cpu", best=True, step=3)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_matrices_by_columns_give_the_same_logits(kind: str) -> None:
+    """Fault: a matrix is transposed, or one of two halves loses their order; or an embedding is read by columns."""
+    sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 16, "vocab_size": 37, "seq_len": 64}
+    shape = models.shape_of(kind, sizes | ({"ffn_dim": 24} if kind == "llama" else {}))
+    module = models.construct(models.facts_of(kind, shape), "cpu").double().eval()
+    initialize_(module, 3, models.parameters_of(kind, shape))
+    tokens_BT = torch.arange(37)[None]
+    with torch.inference_mode():
+        before = module(tokens_BT)
+    store_by_columns_(module)
+    up = module.get_parameter("blocks.0.mlp.up.weight" if kind == "gpt2" else "blocks.0.mlp.gate_up.weight")
+    assert up.stride()[-1] == up.numel() // 16
+    assert module.get_parameter("tok.weight").is_contiguous()
+    with torch.inference_mode():
+        torch.testing.assert_close(module(tokens_BT), before, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(module(tokens_BT), before, rtol=1e-12, atol=1e-12)
 
 
 def test_what_cannot_generate_is_refused_at_once(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from codescent.data.tokenizers.tokenizer import Tokenizer, of_text
 from codescent.huggingface.folder import CONFIG, Folder, open_folder
 from codescent.huggingface.read import box
 from codescent.huggingface.tokens import GENERATION, tokenizer_text
+from codescent.inference.columns import store_by_columns_
 from codescent.inference.engine import Engine
 from codescent.inference.reader import page_bytes
 from codescent.inference.schedule import Capacity
@@ -170,6 +171,8 @@ def _engine(
 ) -> Engine:
     assert isinstance(module, Decoder)
     module.eval()
+    if module.tok.weight.device.type == "cpu":
+        store_by_columns_(module)
     capacity = capacity_of(module, rows, memory)
     return Engine(module, tokenizer, capacity, stops=stops, vocab_size=tokenizer.vocab_size)
 
