@@ -339,7 +339,7 @@ def test_a_folder_is_trained_on_layouts_and_its_adapters_are_those_of_peft(
         2,
         *common,
         "lora.rank=3",
-        *(('lora.targets="attn.qkv, attn.out"',) if name == "dots1" else ()),  # peft takes others for experts
+        *(("lora.targets=attn.qkv, attn.out",) if name == "dots1" else ()),  # peft takes others for experts
         "parallel.tp=2",
         "train.num_steps=3",
         "optimizer.learning_rate=3e-2",

@@ -45,8 +45,8 @@ class Adapters:
         beside = [p.parameter.name for p in self.parts if is_adapter(p.parameter) and ".mlp." in p.parameter.name]
         if self._routed and beside:
             yield (
-                "peft takes adapters of an MLP beside experts for adapters of experts; export them merged, or train with "
-                'lora.targets = "attn.qkv, attn.out"'
+                "peft takes adapters of an MLP beside experts for adapters of experts; export them merged, or train "
+                'with lora.targets = "attn.qkv, attn.out"'
             )
         for module in dict.fromkeys(map(_owner, self._whole)):
             inside = [other for other in self._modules if other.startswith(f"{module}.")]
