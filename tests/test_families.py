@@ -51,9 +51,12 @@ from codescent.base.errors import UserError
 from codescent.config.load import load
 from codescent.config.sections import Model
 from codescent.huggingface import kind_of
+from codescent.huggingface.families import FAMILIES
 from codescent.huggingface.folder import keys_of_model, open_folder
+from codescent.huggingface.peft import Adapters
 from codescent.models import SIZES, shape_of
 from codescent.models.llama.declare import LlamaShape
+from codescent.plan.model import Lora
 from codescent.verbs.export_run import export_run
 from codescent.verbs.import_folder import import_folder
 
@@ -222,6 +225,17 @@ def test_gradients_are_those_of_transformers(name: str, dtype: torch.dtype, tmp_
         assert abs(gradient.double().sum() - both.sum()) < bound * both.norm(), name_of_ours
 
 
+def test_adapters_beside_experts_are_not_written_for_peft() -> None:
+    """Fault: a folder that peft loads with other adapters, and without an error."""
+    sizes = {"num_layers": 2, "num_heads": 2, "hidden_dim": 16, "vocab_size": 61, "seq_len": 16, "num_experts": 4}
+    shape = shape_of("llama", sizes | {"experts_per_token": 2, "shared_dim": 8, "expert_dim": 8, "dense_layers": 1})
+    (kind,) = (family.kind for family in FAMILIES if family.model_type == "dots1")
+    for targets, problems in ((("attn.qkv", "attn.out"), 0), (("attn.qkv", "mlp.shared.down"), 1), (("mlp.down",), 1)):
+        found = list(Adapters(kind, shape, Lora(3, 6.0, targets, ())).refusals())
+        assert len(found) == problems
+        assert all("adapters of experts" in one for one in found)
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_models_are_taken_by_their_config_alone(name: str, tmp_path: Path) -> None:
     """Catches: a key of a released config.json that is refused or read as another size."""
@@ -325,6 +339,7 @@ def test_a_folder_is_trained_on_layouts_and_its_adapters_are_those_of_peft(
         2,
         *common,
         "lora.rank=3",
+        *(("lora.targets=attn.qkv, attn.out",) if name == "dots1" else ()),  # peft takes others for experts
         "parallel.tp=2",
         "train.num_steps=3",
         "optimizer.learning_rate=3e-2",

@@ -34,13 +34,21 @@ class Adapters:
 
     def __init__(self, kind: Kind, shape: models.Shape, lora: Lora) -> None:
         self._kind, self._lora, self._rows = kind, lora, list(kind.rows(shape))
+        self._routed = shape.num_experts > 0
         self.parts = _parts(kind, shape, lora, self._rows)
         tensors = [part.tensor for of_one in parts_of(kind, shape).values() for part in of_one]
         self._modules = list(dict.fromkeys(_owner(name) for name in (*tensors, *kind.tied)))
         self._whole = [p.tensor.removeprefix(PREFIX) for p in self.parts if not is_adapter(p.parameter)]
 
     def refusals(self) -> Iterator[str]:
-        """Why `peft` cannot load the folder: it copies a layer trained whole without modules inside or tied to it."""
+        """Why `peft` cannot load the folder: it copies a layer trained whole without modules inside or tied to it. In
+        models with experts it takes adapters of other feed-forwards for some of experts."""
+        beside = [p.parameter.name for p in self.parts if is_adapter(p.parameter) and ".mlp." in p.parameter.name]
+        if self._routed and beside:
+            yield (
+                "peft takes adapters of an MLP beside experts for adapters of experts; export them merged, or train "
+                'with lora.targets = "attn.qkv, attn.out"'
+            )
         for module in dict.fromkeys(map(_owner, self._whole)):
             inside = [other for other in self._modules if other.startswith(f"{module}.")]
             lacking = [name for name in self._kind.tied if _owner(name) == module and name not in self._whole]
