@@ -70,13 +70,13 @@ def steps_of(arguments: argparse.Namespace, folder: Path) -> dict[str, Step]:
         ours.zero_grad()
         loss = ours(tokens_BT[:, :-1], tokens_BT[:, 1:], loss_scale=1.0 / tokens_BT[:, 1:].numel())
         loss.backward()
-        return float(loss) / tokens_BT[:, 1:].numel()
+        return float(loss.detach()) / tokens_BT[:, 1:].numel()
 
     def of_transformers() -> float:
         theirs.zero_grad()
         loss = theirs(input_ids=tokens_BT, labels=tokens_BT).loss
         loss.backward()
-        return float(loss)
+        return float(loss.detach())
 
     return {"codescent": of_codescent, "transformers": of_transformers}
 
