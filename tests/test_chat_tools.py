@@ -205,11 +205,15 @@ PAIR = {"prompt": "a", "response": "b"}
 @pytest.mark.parametrize(
     ("lines", "keys", "expected"),
     [
-        ([{"prompt": "a", "chosen": "b", "rejected": "c"}] * 4, {}, 'preferences ("chosen" and "rejected"): no task'),
+        (
+            [{"prompt": "a", "chosen": "b", "rejected": "c"}] * 4,
+            {},
+            'preferences ("chosen" and "rejected"): data.task = "dpo"',
+        ),
         (
             [{"prompt": "a", "chosen": "b", "rejected": "c"}] * 4,
             {"response_key": "chosen"},
-            'preferences ("chosen" and "rejected"): no task',
+            'preferences ("chosen" and "rejected"): data.task = "dpo"',
         ),
         ([{"chosen": [ASK, ANSWER], "rejected": [ASK]}] * 4, {}, 'preferences ("chosen" and "rejected")'),
         ([{"messages": [ASK], "chosen": [ANSWER], "rejected": [ASK]}] * 4, {}, 'preferences ("chosen" and "rejected")'),

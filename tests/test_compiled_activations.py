@@ -20,7 +20,6 @@ from test_meta_activations import RMSNorm, kept_by, kernels_of_cuda
 from test_meta_device import BATCH, KINDS, LAYOUTS, Case, batch, numbers, parts_of
 from torch import Tensor
 
-from codescent import models
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.cost.activations import bytes_by_chunk
 from codescent.operators import compiled
@@ -112,7 +111,7 @@ def all_cases(kind: str) -> Iterator[Case]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kind", [kind for kind, keys in KINDS.items() if not models.uncompiled(keys["model"]["kind"])])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not Case(kind, "fp32", "none", "", "").plan().uncompiled])
 def test_compiled_blocks_would_keep_on_cuda_what_is_declared_in_all_cases(kind: str) -> None:
     check(all_cases(kind))
 

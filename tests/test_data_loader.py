@@ -189,5 +189,5 @@ def test_the_parts_of_a_model_are_told_how_many_losses_a_sample_has(each: int | 
     plan.samples_of_replica = lambda rank: range(2)
     world = SimpleNamespace(this_rank=SimpleNamespace(rank=0), stage=0, device=torch.device("cpu"))
     dataset = SimpleNamespace(source=lambda *_: source)
-    _loader([part], plan, world, dataset, 0, ()).close()  # type: ignore[arg-type, list-item]
+    _loader([part], plan, world, dataset, 0, (), False).close()  # type: ignore[arg-type, list-item]
     assert part.losses_per_sample == each

@@ -318,7 +318,9 @@ def test_all_who_ask_hear_the_same_of_a_rank() -> None:
     cluster = load_cluster("h100-sxm")
     priced, asked = price(plan, cluster, software_of(cluster)).memory, of_device(CUDA)
     for stage, held in enumerate(priced):
-        bare = memory(plan, plan.mesh.rank_at({"pp": stage, "dp_replicate": 0, "dp_shard": 0, "cp": 0, "tp": 0}), asked)
+        bare = memory(
+            plan, plan.mesh.rank_at({"pp": stage, "dp_replicate": 0, "dp_shard": 0, "ep": 0, "cp": 0, "tp": 0}), asked
+        )
         assert bare.device == bare.fragments == 0
         assert held.parts() == bare.parts() | {"device": held.device, "fragments": held.fragments}
         assert 0 < bare.again < bare.activations

@@ -204,7 +204,12 @@ BY_RANK: dict[str, Keys] = {
     "push-sum": {"gossip": "push-sum"},
 }
 """What a rank keeps between steps, or counts, is then its own: on another layout the losses are others."""
-DEGREES = [(method, axis) for method in BY_RANK for axis in AXES if (method, axis) != ("lossy gradients", "dp_shard")]
+DEGREES = [
+    (method, axis)
+    for method in BY_RANK
+    for axis in AXES
+    if axis != "ep" and (method, axis) != ("lossy gradients", "dp_shard")  # ep: of models with experts
+]
 
 
 EXACT = {

@@ -39,13 +39,21 @@ def test_layouts_are_all_divisions() -> None:
         "recompute=full",
     }
     found = [str(layout) for layout in layouts_of([4])]
-    alone = {"tp=4", "tp=4 sequence_parallel=false", "cp=4 context=ring", "cp=4 context=all-gather", "dp_replicate=4"}
+    alone = {
+        "tp=4",
+        "tp=4 sequence_parallel=false",
+        "cp=4 context=ring",
+        "cp=4 context=all-gather",
+        "dp_replicate=4",
+        "ep=4",
+    }
     alone |= {f"dp_shard=4 zero_stage={stage}" for stage in (1, 2, 3)}
     alone |= {f"pp=4 schedule={name}" for name in ("naive", "gpipe", "1f1b", "zero-bubble")}
     alone |= {"pp=4 schedule=interleaved virtual_stages=2"}
     pairs = {f"{a}=2 {b}=2" for a, b in itertools.combinations(AXES, 2)}
     assert sorted(found) == sorted(alone | pairs)
     assert all(layout.ranks == 4 for layout in layouts_of([4]))
+    assert not [layout for layout in layouts_of([4], ["ep"]) if "ep=" in str(layout)]
     assert "pp=2 dp_replicate=2 tp=2" in {str(layout) for layout in layouts_of([8])}
 
 
@@ -74,7 +82,7 @@ def test_options_of_the_configs_own_layout_are_not_those_of_others(project: Path
     config = tmp_path / "interleaved.toml"
     config.write_text(f'base = "{project / "run.toml"}"\n[parallel]\nschedule = "interleaved"\nvirtual_stages = 2\n')
     prover = prove.Prover(str(config), words, 4, "fp64", tmp_path)
-    layouts = [prover.filled(layout) for layout in layouts_of([2])]
+    layouts = [prover.filled(layout) for layout in layouts_of([2], ["ep"])]
     assert [prover._refused(layout) == "" for layout in layouts].count(False) == 1
     (refused,) = [layout for layout in layouts if prover._refused(layout)]
     assert "virtual_stages=2" in str(refused)  # two layers are no four virtual stages

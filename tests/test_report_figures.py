@@ -20,6 +20,7 @@ from codescent.report.style import COLOURS, PALETTE, PARTS
 from codescent.results import PARTS as PART_NAMES
 from codescent.results import Interval
 from codescent.study import Fit, Group, Kind, Point, PointQuantity, PointState, Study
+from codescent.study.marks import Mark, MarkKind, mark
 
 NAN = float("nan")
 
@@ -32,7 +33,7 @@ def _no_warnings() -> Iterator[None]:
         yield
 
 
-def point(workers: int, batch: int, seconds: float, *marks: str) -> Point:
+def point(workers: int, batch: int, seconds: float, *marks: Mark) -> Point:
     """A point whose computation has 0.8 of the time."""
     times = 8.0 / seconds
 
@@ -66,7 +67,10 @@ STUDY = Study(
     Kind.STRONG,
     [
         Group(
-            "batch=4", [point(1, 4, 8.0), point(2, 4, 3.5, "super-linear"), REFUSED], "ranks=1 batch=4", [FITTED, SHORT]
+            "batch=4",
+            [point(1, 4, 8.0), point(2, 4, 3.5, mark(MarkKind.SUPER_LINEAR)), REFUSED],
+            "ranks=1 batch=4",
+            [FITTED, SHORT],
         ),
         Group("batch=8", [point(1, 8, 8.0), point(2, 8, 5.0), LOST, point(8, 8, 2.0)], "ranks=1 batch=8", [SHORT]),
     ],

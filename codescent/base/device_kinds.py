@@ -27,6 +27,7 @@ class DeviceKind:
         events: the time of a lap is known without waiting for the device.
         pins: page-locked memory of the host, from which copies are asynchronous.
         graphs: the compiler replays launches as a graph (`train.cuda_graphs`).
+        groups: torch multiplies groups of rows, each by a matrix of its own, with one kernel.
         compiles: torch.compile is chosen by default, if a trial on the device works.
         tiles: attention to the keys of several ranks is computed tile by tile: torch has no fused kernel that gives
             the log-sum-exp there, or none that is faster.
@@ -48,6 +49,7 @@ class DeviceKind:
     events: bool = False
     pins: bool = False
     graphs: bool = False
+    groups: bool = False
     compiles: bool = True
     tiles: bool = False
     limits: bool = True
@@ -76,6 +78,7 @@ KINDS: Mapping[str, DeviceKind] = {
         events=True,
         pins=True,
         graphs=True,
+        groups=True,
         copies_modules=True,
         activity="CUDA",
         visible=("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),

@@ -269,7 +269,10 @@ def _too_many(config: Config, mesh: Mesh, world_size: int) -> Iterator[str]:
 
 def _equation(config: Config) -> str:
     degrees = {axis: getattr(config.parallel, axis) for axis in AXES}
-    return " x ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree is not None)
+    shown = {axis: degree for axis, degree in degrees.items() if degree is not None}
+    if shown.get("ep") == 1:  # most models have no experts, and their users need not know the axis
+        del shown["ep"]
+    return " x ".join(f"{axis} {degree}" for axis, degree in shown.items())
 
 
 def _misfit(config: Config, mesh: Mesh, ranks: int) -> Refusal | None:

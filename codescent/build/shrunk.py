@@ -105,8 +105,10 @@ class _Search:
             for cp in _degrees(workers // tp, self.mesh.cp):
                 for pp in _degrees(workers // tp // cp, self.mesh.pp):
                     dp = workers // tp // cp // pp
-                    if batch % dp == 0:
-                        yield from (Mesh(pp, dp // shard, shard, cp, tp) for shard in divisors(dp))
+                    if batch % dp:
+                        continue
+                    for ep in _degrees(dp, self.mesh.ep):
+                        yield from (Mesh(pp, dp // ep // shard, shard, ep, cp, tp) for shard in divisors(dp // ep))
 
     def _distance(self, mesh: Mesh) -> tuple[float, ...]:
         pairs = ((mesh.degree(axis), self.mesh.degree(axis)) for axis in NEAREST)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from codescent.base.device import offered
 from codescent.operators import products
 
 # Shapes: R rows of all groups, G groups, K inner dimension, M columns.
@@ -59,7 +60,7 @@ def _ends(counts: Sequence[int], device: torch.device) -> Tensor:
 
 def _by_one_kernel(rows: Tensor) -> bool:
     """Whether torch multiplies all groups at once: in bf16 on CUDA, where the sizes suit the kernel."""
-    if rows.dtype != torch.bfloat16 or rows.device.type != "cuda" or not len(rows):
+    if rows.dtype != torch.bfloat16 or not offered(rows.device).groups or not len(rows):
         return False
     return rows.shape[1] % _ALIGNED == 0 and works(rows.device.type)
 

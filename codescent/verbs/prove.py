@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.json_text import json_text
 from codescent.base.writing import remove_folder
+from codescent.build.resolve import resolve_into
 from codescent.config.decided import with_samples
 from codescent.config.load import load
 from codescent.config.sections import Config, Parallel
@@ -96,17 +97,18 @@ class LayoutCase:
 ALONE = LayoutCase((), 1)
 
 
-def layouts_of(ranks: Sequence[int]) -> Iterator[LayoutCase]:
+def layouts_of(ranks: Sequence[int], undivided: Collection[str] = ()) -> Iterator[LayoutCase]:
     """Every way to divide each number of ranks over the axes of the mesh.
 
     A layout with one axis is tried in each variant of the axis' strategy. A layout with several axes is tried once.
-    On one rank the variants of strategies without an axis are tried.
+    On one rank the variants of strategies without an axis are tried. `undivided`: axes along which the model has
+    nothing to divide: no layout has them.
     """
     if 1 in ranks:
-        undivided = (variant for kind in ORDER if not kind.axis for variant in kind.variants)
-        yield from (LayoutCase(_keys(variant), 1) for variant in undivided)
+        alone = (variant for kind in ORDER if not kind.axis for variant in kind.variants)
+        yield from (LayoutCase(_keys(variant), 1) for variant in alone)
     variants = {kind.axis: kind.variants for kind in ORDER}
-    served = [axis for axis in AXES if axis in variants]
+    served = [axis for axis in AXES if axis in variants and axis not in undivided]
     for number in ranks:
         for degrees in itertools.product(*([d for d in range(1, number + 1) if number % d == 0] for _ in served)):
             if number == 1 or math.prod(degrees) != number:
@@ -284,7 +286,10 @@ def main(arguments: Namespace) -> int:
         raise UserError("--steps: give at least 2")
     if layouts is None and max(ranks) > MAX_RANKS:
         raise UserError(f"--ranks: {max(ranks)} ranks; at most {MAX_RANKS} can be tried on one machine")
-    tried = list(layouts_of(ranks)) if layouts is None else parse_layouts(layouts)
+    given = load(arguments.config, arguments.overrides).config
+    resolved = resolve_into(given, None, [])  # what is wrong with the config, `check` says
+    undivided = () if resolved is None else resolved.shape.undivided_axes
+    tried = list(layouts_of(ranks, undivided)) if layouts is None else parse_layouts(layouts)
     console = new_console(stderr=arguments.json)
     with folder_of_proof() as folder:
         period = math.lcm(*(layout.period for layout in tried))
