@@ -57,7 +57,8 @@ def sums(forker: Forker, tmp_path_factory: pytest.TempPathFactory) -> Sums:
     return of
 
 
-RANKS = pytest.mark.parametrize(("ranks", "dtype"), [(2, "fp32"), (2, "fp64"), (3, "fp32"), (4, "fp64"), (4, "fp32")])
+FOUR = [pytest.param(4, dtype, marks=pytest.mark.slow) for dtype in ("fp64", "fp32")]
+RANKS = pytest.mark.parametrize(("ranks", "dtype"), [(2, "fp32"), (2, "fp64"), (3, "fp32"), *FOUR])
 
 
 # the text
