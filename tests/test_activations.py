@@ -33,9 +33,9 @@ def check(forker: Forker, folder: Path, cases: dict[str, Any]) -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(8))
 def test_a_rank_keeps_what_is_declared(forker: Forker, tmp_path: Path, part: int) -> None:
-    check(forker, tmp_path, {name: make() for name, make in list(QUICK.items())[part::4]})
+    check(forker, tmp_path, {name: make() for name, make in list(QUICK.items())[part::8]})
 
 
 def check_part(forker: Forker, folder: Path, group: str, part: int, parts: int) -> None:

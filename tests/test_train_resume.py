@@ -48,7 +48,7 @@ def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 @pytest.mark.parametrize(
     "layout",
-    ["two", *(pytest.param(layout, marks=pytest.mark.slow) for layout in ("one", "pp", "dp_shard", "muon"))],
+    ["one", *(pytest.param(layout, marks=pytest.mark.slow) for layout in ("two", "pp", "dp_shard", "muon"))],
 )
 def test_kill_and_resume_is_bitwise(project: Path, forker: Forker, layout: str) -> None:
     ranks, keys = LAYOUTS[layout]
