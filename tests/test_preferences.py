@@ -79,7 +79,7 @@ def _part(folder: Path, facts: Any) -> Part:
 
 def _values(folder: Path, facts: Any) -> Iterator[tuple[str, Tensor]]:
     """The parameters of a folder of transformers, as ours are named and laid out."""
-    values = InitialValues(0, replace(facts, weights=str(folder)))
+    values = InitialValues(0, replace(facts, weights=str(folder)), "fp32")
     for parameter in models.parameters_of("llama", models.shape_of_facts(facts)):
         yield parameter.name, values.box(parameter, tuple(slice(0, size) for size in parameter.shape))
 
