@@ -156,7 +156,7 @@ def arguments_of(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         allow_abbrev=False, description="Take training steps of a peer's GPT-2, on request over a pipe."
     )
-    parser.add_argument("--peer", choices=("nanogpt", "transformers", "peft", "products"), required=True)
+    parser.add_argument("--peer", choices=("nanogpt", "transformers", "peft", "products", "bound"), required=True)
     parser.add_argument("--rank", type=int, default=8, help="rank of peft's adapters")
     parser.add_argument("--checkout", type=Path, help="nanoGPT's checkout")
     parser.add_argument("--tokens", type=Path, required=True, help="file of uint16 tokens")
@@ -215,6 +215,8 @@ def main() -> None:
         torch.backends.cuda.matmul.allow_tf32 = True  # as nanoGPT's script does
     if arguments.peer == "products":
         step = products(arguments.work, arguments.precision)
+    elif arguments.peer == "bound":
+        step = importlib.import_module("bound").bound(arguments.work, arguments.precision)
     else:
         makers = {"nanogpt": nanogpt, "transformers": transformers, "peft": peft}
         peer = makers[arguments.peer](arguments, arguments.work)

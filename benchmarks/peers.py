@@ -4,6 +4,7 @@ Does not contain code of a peer, and writes only into a temporary folder (and th
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 import tempfile
@@ -41,7 +42,7 @@ REFERENCE = "nanogpt-fp32-eager"
 
 NAMES = (
     REFERENCE, "codescent-bf16", "codescent-fp32", "nanogpt-bf16-eager", "nanogpt-bf16-compile", "llmc",
-    "products-fp32", "products-bf16",
+    "products-fp32", "products-bf16", "bound-fp32", "bound-bf16",
     "nanogpt-fp32-compile", "transformers-fp32", "transformers-bf16",
 )  # fmt: skip
 """The systems that the requirements compare come first, so that they share a sitting if memory is short."""
@@ -63,7 +64,11 @@ llm.c: its CPU functions built with its Makefile, fp32, AdamW, never clipped; vo
 codescent: `codescent train`, timed from outside, metrics and log at every step; vocabulary {vocab};
 bf16: bf16 weights, fp32 master weights and moments. before: the same of another checkout of codescent.
 products: no training, only the step's matrix products (without attention's), each with the fastest kernels of torch on
-this machine: a program that computes in this precision with these kernels cannot be faster."""
+this machine: a program that computes in this precision with these kernels cannot be faster.
+bound: these products, then a copy that moves as many bytes as the rest of a step: {moved}."""
+
+SHARES = {"fp32": 0.92, "bf16": 0.80}
+"""The share of `bound` that a step of codescent must reach at least."""
 
 
 def arguments_of() -> argparse.Namespace:
@@ -178,7 +183,11 @@ def musts(measured: Measured) -> list[dict[str, Any]]:
     ours, theirs = measured.find("codescent-bf16"), measured.find("nanogpt-bf16-eager")
     fp32, reference = measured.find("codescent-fp32"), measured.find(REFERENCE)
     limit = {precision: measured.ratio(f"products-{precision}", REFERENCE) for precision in ("fp32", "bf16")}
+    shares = {precision: measured.ratio(f"codescent-{precision}", f"bound-{precision}") for precision in SHARES}
+    over = measured.ratio("products-bf16", "codescent-bf16")
     return [
+        *(must(f"{precision}, share of its bound", shares[precision], least) for precision, least in SHARES.items()),
+        *([must("bf16, step over its products alone", over, 1.5, at_least=False)] if has_amx() else []),
         must("bf16, times nanoGPT fp32 eager", measured.ratio("codescent-bf16", REFERENCE), 3.6, limit=limit["bf16"]),
         must("bf16, times the better of nanoGPT's bf16 runs", both, 1.5),
         must("bf16, times llm.c's Makefile build", measured.ratio("codescent-bf16", "llmc"), 10),
@@ -187,6 +196,21 @@ def musts(measured: Measured) -> list[dict[str, Any]]:
         must("peak memory, bf16, over nanoGPT's fp32 eager", memory_ratio(ours, reference), 1, at_least=False),
         must("peak memory, bf16, over nanoGPT's bf16 eager", memory_ratio(ours, theirs), 1, at_least=False),
     ]
+
+
+def has_amx() -> bool:
+    """Whether the processor has tiles for products in bf16."""
+    return "amx_bf16" in hardware()["cpu_flags"]
+
+
+def moved_text(work: Work) -> str:
+    """The bytes of `bound`, by part and precision."""
+    of = importlib.import_module("bound").moved_bytes
+    parts = {
+        precision: (f"{part} {moved / 1e9:.2f} GB" for part, moved in of(work, precision).items())
+        for precision in SHARES
+    }
+    return "; ".join(f"{precision}: {', '.join(texts)}" for precision, texts in parts.items())
 
 
 def of_before(measured: Measured) -> list[dict[str, Any]]:
@@ -259,6 +283,7 @@ def main() -> int:
     notes = NOTES.format(
         clip="clipping, " if arguments.clip else "", tokens=f"{work.batch_size} x {work.seq_len}",
         threads=arguments.threads, padded=padded_vocab(work), vocab=work.vocab_size, parameters=work.num_parameters,
+        moved=moved_text(work),
     )  # fmt: skip
     entries = rows(measured, work, systems[0].name)
     print(machine_line(record), notes, "", show(entries, systems[0].name), "", sep="\n")
