@@ -65,7 +65,8 @@ codescent: `codescent train`, timed from outside, metrics and log at every step;
 bf16: bf16 weights, fp32 master weights and moments. before: the same of another checkout of codescent.
 products: no training, only the step's matrix products (without attention's), each with the fastest kernels of torch on
 this machine: a program that computes in this precision with these kernels cannot be faster.
-bound: these products, then a copy that moves as many bytes as the rest of a step: {moved}."""
+bound: these products, then a copy that moves as many bytes as the rest of a step:
+{moved}."""
 
 SHARES = {"fp32": 0.92, "bf16": 0.80}
 """The share of `bound` that a step of codescent must reach at least."""
@@ -210,7 +211,7 @@ def moved_text(work: Work) -> str:
         precision: (f"{part} {moved / 1e9:.2f} GB" for part, moved in of(work, precision).items())
         for precision in SHARES
     }
-    return "; ".join(f"{precision}: {', '.join(texts)}" for precision, texts in parts.items())
+    return ";\n".join(f"{precision}: {', '.join(texts)}" for precision, texts in parts.items())
 
 
 def of_before(measured: Measured) -> list[dict[str, Any]]:
