@@ -98,6 +98,9 @@ WAITS: dict[tuple[str, str], str] = {}
 COPIES = {
     "inference/sampling.py": "sampling reads every token on the host, so it waits for each one anyway",
     "inference/reader.py": "as above; a pass that a graph repeats copies into memory that is there",
+    "inference/prompt_logprobs.py": "prompts come from the host, and their log-probabilities go back to it",
+    "serving/embedder.py": "texts come from the host, and their vectors go back to it",
+    "operators/grouped.py": "the host has waited for the rows of each expert, to know the sizes of their tensors",
     "inference/ranks.py": "rank 0 tells the others what the host has decided",
     "operators/cache.py": "as above; `PagesPass`, which a graph repeats, makes no tensor of numbers",
     "collectives/calls.py": "`codescent collectives` makes the tensors before it measures",

@@ -164,7 +164,7 @@ def product(
         return _of_weight(x_BTI, weight_OI, bias_O, packed)
     x_NI = x_BTI.flatten(0, -2)
     y_NO = _of_weight(x_NI, weight_OI, bias_O, packed)
-    u_NR = _down(x_BTI, adapter)
+    u_NR = products.linear(x_NI, adapter.a_RI) if adapter.drops is None else _down(x_BTI, adapter, adapter.drops)
     # In place, because y has no other reader: this saves two passes over y.
     if products.widens(x_NI):
         y_NO = y_NO.add_(products.linear(u_NR, adapter.b_OR), alpha=adapter.scale)
@@ -210,13 +210,11 @@ class _PackedProduct(torch.autograd.Function):
         return d_x, None, d_y.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None, None
 
 
-def _down(x_BTI: Tensor, adapter: Adapter) -> Tensor:
+def _down(x_BTI: Tensor, adapter: Adapter, drops: Drops) -> Tensor:
     """x A^T with the adapter's dropout of x: [N, R]."""
-    if adapter.drops is None:
-        return products.linear(x_BTI.flatten(0, -2), adapter.a_RI)
     if torch.compiler.is_compiling():
-        return products.linear(adapter.drops(x_BTI).flatten(0, -2), adapter.a_RI)
-    u_NR: Tensor = _DroppedProduct.apply(x_BTI, adapter.a_RI, adapter.drops)  # type: ignore[no-untyped-call]
+        return products.linear(drops(x_BTI).flatten(0, -2), adapter.a_RI)
+    u_NR: Tensor = _DroppedProduct.apply(x_BTI, adapter.a_RI, drops)  # type: ignore[no-untyped-call]
     return u_NR
 
 
