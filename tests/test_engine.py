@@ -28,7 +28,7 @@ from codescent.inference.sampling import DIVERGED, NOTHING_ALLOWED
 from codescent.inference.schedule import Capacity
 from codescent.inference.text import StopText
 from codescent.models.initialize import initialize_
-from codescent.operators.cache import KeysValues, PagesPass, RowPart, RowsPass, TextPages
+from codescent.operators.cache import CachedToken, KeysValues, PagesPass, RowPart, RowsPass, TextPages
 
 NONE: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 GREEDY = Sampling(0.0, max_new_tokens=20)
@@ -175,7 +175,7 @@ def test_a_pass_of_one_shape_has_the_same_logits(both: tuple[Any, nn.Module]) ->
     """Fault: what a CUDA graph would repeat reads another page, mask or position than rows by themselves."""
     _, mine = both
     texts = [[(7 * n) % 61 for n in range(14)], [3, 4], [(5 * n) % 61 for n in range(30)]]
-    memory = KeysValues(mine.shape.num_layers, 40, 4, _head(mine), torch.device("cpu"), torch.float64)
+    memory = KeysValues(mine.shape.num_layers, 40, 4, _cached(mine), torch.device("cpu"), torch.float64)
     pages = [TextPages(4, numbers) for numbers in ([3, 4, 9, 10], [0], [20, 7, 8, 30, 31, 32, 1, 2])]
     with torch.inference_mode():
         parts = [RowPart(len(text) - 1, len(text) - 1, page) for text, page in zip(texts, pages)]
@@ -214,15 +214,15 @@ def test_a_pass_of_one_shape_never_waits_for_a_device(both: tuple[Any, nn.Module
     """Fault: a number that is read on the host ends the recording of a CUDA graph. The meta device has no numbers."""
     _, mine = both
     meta = copy.deepcopy(mine).to("meta")
-    memory = KeysValues(meta.shape.num_layers, 8, 4, _head(mine), torch.device("meta"), torch.float64)  # type: ignore[union-attr, arg-type]
+    memory = KeysValues(meta.shape.num_layers, 8, 4, _cached(mine), torch.device("meta"), torch.float64)  # type: ignore[union-attr, arg-type]
     numbers = torch.zeros(3, 8, dtype=torch.int64, device="meta")
     with torch.inference_mode():
         logits = meta(numbers[None, :, 0], cache=PagesPass(memory, numbers[None, :, 1], numbers[:, 2:]))
     assert logits.shape == (3, 61)
 
 
-def _head(module: nn.Module) -> tuple[int, int]:
-    return module.shape.num_kv_heads, module.shape.head_dim  # type: ignore[union-attr, return-value]
+def _cached(module: nn.Module) -> CachedToken:
+    return module.blocks["0"].attn.cached  # type: ignore[index, operator, union-attr, no-any-return]
 
 
 def small(kind: str = "gpt2", **sizes: Any) -> nn.Module:

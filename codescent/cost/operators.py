@@ -135,7 +135,7 @@ def _product(
 
 def _formats(plan: Plan, parameter: Parameter, *, ends: bool) -> tuple[str, ...]:
     """Number formats of a product and of its two gradients; empty: all are in the precision (`operators.fp8.Fp8`)."""
-    fp8 = plan.work.fp8 and not plan.work.fp8_emulated and parameter.role in (Role.COLUMN, Role.ROW)
+    fp8 = plan.work.fp8 and not plan.work.fp8_emulated and parameter.role in (Role.COLUMN, Role.ROW, Role.STREAM)
     if ends or not fp8:
         return ()
     return FP8, FP8, FP8 if plan.work.fp8 == "tensorwise" else plan.work.precision
@@ -153,7 +153,7 @@ def _rows(plan: Plan, parameter: Parameter, depth: int) -> int:
     share, stream = (plan.task.head_share, -1) if ends else (1.0, parameter.stream)
     samples = -(-work.microbatch_size // plan.devices)  # of the first device, which has the most
     rows = round(samples * work.positions(stream) * share) // mesh.cp
-    alone = parameter.role is Role.LOGITS and plan.layout.sequence_parallel
+    alone = parameter.role in (Role.LOGITS, Role.STREAM) and plan.layout.sequence_parallel
     return rows // mesh.tp if alone else rows
 
 

@@ -149,7 +149,7 @@ def open_folder(path: Path, model: ModelFacts | None = None) -> Folder:
     wanted = {part.tensor: part for of_one in parts.values() for part in of_one}
     absent = tuple(name for name in kind.fresh if headless and any(p.tensor not in found for p in parts.get(name, ())))
     without = {part.tensor for name in absent for part in parts[name]}
-    spare = tuple(name for name in found if re.fullmatch(kind.spare, name) and name not in wanted)
+    spare = tuple(name for name in found if re.fullmatch(kind.spare(shape), name) and name not in wanted)
     found = {name: stored for name, stored in found.items() if name not in spare}
     problems += _misfits(path, kind, {name: part for name, part in wanted.items() if name not in without}, found)
     if problems:

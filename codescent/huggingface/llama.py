@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from codescent.huggingface import latents
 from codescent.huggingface.correspond import Row, Theirs, same
 from codescent.huggingface.experts import NONE, ExpertKeys
 from codescent.models.llama.declare import LlamaShape
@@ -62,6 +63,9 @@ def rows(shape: LlamaShape, experts: ExpertKeys = NONE) -> tuple[Row, ...]:
 
 def _attention(shape: LlamaShape) -> Iterator[Row]:
     """The rows of attention. A shape may lack biases and norms."""
+    if shape.kv_latent_dim:
+        yield from latents.rows(shape, _BLOCK, _THEIRS)
+        return
     queries, pairs = shape.num_heads // shape.num_kv_heads, {"k": _order(shape)}
     heads = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
     first, total, pieces = 0, sum(heads) * shape.head_dim, list[tuple[str, tuple[int, int]]]()

@@ -43,12 +43,13 @@ class Shape:
         full_every: with a window: every so-many-th layer has none; 0: all have it.
         score_cap, logit_cap: soft caps of the scores of attention, and of the logits; 0: none.
         score_dim: products of queries and keys are divided by its square root; 0: head_dim.
+        value_dim: channels of a value; 0: head_dim.
         mup_base_dim, mup_base_head_dim: hidden_dim (0: no mu-P) and head_dim (0: the same) of the base of mu-P.
         refuses: mesh axes that the model does not support, each with the reason; with tp > 1 also keys of [parallel].
         refuses_values: values of keys of [parallel] that it does not support, each with the reason as a clause.
         own_layers: whether the matrices of its blocks are in linear layers of codescent.
         needs_weights: why its initial values cannot be random; "": they can.
-        num_experts: experts of a layer that has them in place of one feed-forward; 0: no layer has.
+        num_experts: experts of a layer in place of one feed-forward; 0: no layer has some.
         undivided_axes: mesh axes along which the model has nothing to divide.
         uncompiled: why torch.compile does not compile its blocks, in words behind the kind; "": it may.
     """
@@ -73,6 +74,7 @@ class Shape:
     score_cap: float = 0.0
     logit_cap: float = 0.0
     score_dim: int = 0
+    value_dim: int = 0
     mup_base_dim: int = 0
     mup_base_head_dim: int = 0
     num_experts: int = 0

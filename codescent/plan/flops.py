@@ -129,7 +129,7 @@ def recomputed_rows(held: Iterable[Parameter], dropout: float) -> list[Parameter
             rows.append(parameter)
             needed[parameter.name] = dropout > 0
             last[depth] = parameter.name
-        elif parameter.role in (Role.NORM, Role.COLUMN, Role.ROUTER) and depth in last:
+        elif parameter.role in (Role.NORM, Role.COLUMN, Role.STREAM, Role.ROUTER) and depth in last:
             needed[last[depth]] = True
     return [parameter for parameter in rows if needed[parameter.name]]
 

@@ -11,13 +11,12 @@ from functools import partial
 from typing import Any, ClassVar
 
 from codescent.models import block_operations, saved_blocks
-from codescent.models.llama import experts
+from codescent.models.llama import experts, latents
 from codescent.models.llama.rope import READS, ROPE, fields_of, scaling_of, wrong_scaling
-from codescent.models.shape import WEIGHT_STD, Kind, Shape, attention, linear, norm
+from codescent.models.shape import WEIGHT_STD, Kind, Shape, linear, norm
 from codescent.operators import operations, saved_experts, saved_tensors
 from codescent.operators.saved_tensors import ForwardPass, Stream
-from codescent.plan.activations import RECOMPUTES, SavedTensor
-from codescent.plan.divided import Dim
+from codescent.plan.activations import SavedTensor
 from codescent.plan.model import RopeScaling, runs_of
 from codescent.plan.operators import LayerOperator
 from codescent.plan.shard import Parameter, Role
@@ -68,6 +67,9 @@ class LlamaShape(Shape):
         rope_local_theta: rope_theta of the layers with a window, where frequencies are not scaled; 0: theirs is the
             same as that of the others (Gemma 3 has two).
         rotary_dim: channels of a head that turn; 0: all (Phi-4 mini).
+        kv_latent_dim, q_latent_dim: channels of the latents of keys and values, and of queries (multi-head latent
+            attention, `operators.latent_attention`); 0: there are none.
+        value_dim: channels of a value with such latents; 0: head_dim - rotary_dim.
         fused: whether a Hugging Face folder has one matrix of queries, keys and values, and one of gates and values
             (Phi-3). It changes nothing else.
         num_experts: experts of a layer that has them in place of one feed-forward; 0: no layer has (docs/experts.md).
@@ -106,6 +108,9 @@ class LlamaShape(Shape):
     scale_embedding: bool = False
     rope_local_theta: float = 0.0
     rotary_dim: int = 0
+    kv_latent_dim: int = 0
+    q_latent_dim: int = 0
+    value_dim: int = 0
     fused: bool = False
     num_experts: int = 0
     experts_per_token: int = 0
@@ -131,6 +136,8 @@ class LlamaShape(Shape):
         object.__setattr__(self, "head_dim", self.head_dim or self.hidden_dim // self.num_heads)
         for name in ("score_dim", "rotary_dim"):
             object.__setattr__(self, name, 0 if getattr(self, name) == self.head_dim else getattr(self, name))
+        if self.kv_latent_dim:
+            object.__setattr__(self, "value_dim", self.value_dim or self.head_dim - self.rotary_dim)
 
     @classmethod
     def of(cls, sizes: Mapping[str, Any]) -> LlamaShape:
@@ -166,19 +173,25 @@ class LlamaShape(Shape):
         return self.expert_dim or self.ffn_dim
 
     @property
+    def score_width(self) -> float:
+        """See `Shape`. With yarn as DeepSeek has it, scores have one more factor."""
+        gain = latents.score_gain(self.rope_scaling)
+        return super().score_width if gain == 1.0 else (super().score_width or self.head_dim) / gain**2
+
+    @property
     def uncompiled(self) -> str:  # type: ignore[override]
         """See `Shape`."""
-        return experts.UNCOMPILED if self.num_experts else ""
+        return experts.UNCOMPILED if self.num_experts else latents.UNCOMPILED if self.kv_latent_dim else ""
 
     @property
     def refuses_values(self) -> Mapping[str, tuple[tuple[object, ...], str]]:  # type: ignore[override]
         """See `Shape`."""
-        return experts.REFUSED if self.num_experts else {}
+        return {**(latents.REFUSED if self.kv_latent_dim else {}), **(experts.REFUSED if self.num_experts else {})}
 
     def facts(self) -> dict[str, Any]:
         """See `Shape`. Of a scaling of frequencies a plan has what its method reads, and of experts what they read."""
         scaling, found = self.rope_scaling, super().facts()
-        left_out = () if self.num_experts else experts.EXPERTS
+        left_out = (*experts.EXPERTS * (not self.num_experts), *latents.LATENTS * (not self.kv_latent_dim))
         found = {name: value for name, value in found.items() if name not in left_out}
         return found | {"rope_scaling": None if scaling is None else fields_of(scaling)}
 
@@ -203,6 +216,7 @@ def _wrong(full: Mapping[str, Any], bias: bool | None, dropout: float, where: st
         if isinstance(full.get(name), int | float) and not isinstance(full[name], bool) and not full[name] > 0.0:
             yield f"{where}.{name}: {full[name]} must be above 0"
     yield from experts.wrong(full, where)
+    yield from latents.wrong(full, where)
     if full.get("full_every") and not full.get("window"):
         yield f"{where}.full_every: given without {where}.window, of which it makes exceptions; give both"
     if full.get("rope_local_theta") and not full.get("window"):
@@ -231,7 +245,7 @@ def parameters(shape: LlamaShape) -> Iterator[Parameter]:
     for layer in range(shape.num_layers):
         block, depth = f"blocks.{layer}", layer + 1
         mean = 1.0 - shape.norm_offset
-        attn = list(attention(f"{block}.attn", shape, WEIGHT_STD, residual_std, depth))
+        attn = list(latents.parameters(f"{block}.attn", shape, residual_std, depth))
         mlp = list(experts.parameters(f"{block}.mlp", shape, residual_std, depth) if shape.routed[layer] else ())
         both = (ffn, 2, width)
         if not mlp:
@@ -255,7 +269,7 @@ def saved(shape: LlamaShape, forward: ForwardPass) -> Iterator[SavedTensor]:
     width = shape.hidden_dim
     yield from saved_blocks.embedding(forward, width, ("tok", forward.positions), dropout=0.0)
     if forward.selects or forward.documents:  # else they are tables, which no pass makes
-        yield from _saved_angles(shape, forward)
+        yield from latents.saved_angles(shape, forward)
     norm = saved_tensors.plus_one_norm if shape.norm_plus_one else saved_tensors.rms_norm
     before, after = _NORMS[shape.norm]
     sums = shape.norm_plus_one and before and after and not forward.selects  # cp ends the graph between norm and sum
@@ -264,7 +278,7 @@ def saved(shape: LlamaShape, forward: ForwardPass) -> Iterator[SavedTensor]:
         blocks = Stream(forward, depths, forward.positions, width)
         for name in before:
             yield from norm(blocks, name.format(1))
-        yield from saved_blocks.self_attention(blocks, shape, causal=True, entered=not before)
+        yield from latents.saved(blocks, shape, entered=not before)
         for name in after:
             yield from norm(blocks, name.format(1), entered=False)
         for name in before:
@@ -281,33 +295,18 @@ def saved(shape: LlamaShape, forward: ForwardPass) -> Iterator[SavedTensor]:
     yield from saved_blocks.loss(end, shape, "tok" if shape.tie_head else "head", tied=shape.tie_head)
 
 
-def _saved_angles(shape: LlamaShape, forward: ForwardPass) -> Iterator[SavedTensor]:
-    """The rotary angles of a rank's positions: of each base one tensor of a chunk. Documents have others in each
-    sample."""
-    samples, of_samples = ((forward.samples,), (Dim.SAMPLE,)) if forward.documents else ((), ())
-    angles, dims = (*samples, forward.positions, shape.head_dim), (*of_samples, Dim.POSITION, Dim.WHOLE)
-    last: dict[int, int] = {}  # by base: the last depth so far. A chunk that has it counts its angles already.
-    for depths, local in runs_of(shape.bases):
-        blocks = Stream(forward, depths, forward.positions, shape.hidden_dim)
-        options: dict[str, Any] = {"dtype": forward.wide, "once": True, "under": RECOMPUTES}
-        name = "rotary angles of windows" if local else "rotary angles"
-        yield blocks.tensor(name, angles, dims, unless=last.get(local, 0), **options)
-        last[local] = depths[1] - 1
-
-
 def operators(shape: LlamaShape, forward: ForwardPass) -> Iterator[LayerOperator]:
     """What each depth computes beside products with matrices."""
     begin = Stream(forward, (0, 1), forward.positions, shape.hidden_dim)
     yield operations.embedded(begin, "tok")
     if shape.scale_embedding:
         yield operations.scaled(begin, "embedding scale", "tok")
-    turned, (before, after) = (shape.num_heads + shape.num_kv_heads) * shape.head_dim, _NORMS[shape.norm]
+    before, after = _NORMS[shape.norm]
     for depths, (_, routed) in runs_of(tuple(zip(shape.windows, shape.routed, strict=True))):
         blocks = Stream(forward, depths, forward.positions, shape.hidden_dim)
         for name in before or after:
             yield operations.norm(blocks, name.format(1))
-        yield operations.rotated(blocks, "attn rotation", "attn.qkv", turned)
-        yield from block_operations.self_attention(blocks, shape, causal=True)
+        yield from latents.operators(blocks, shape)
         for name in after if before else ():
             yield operations.norm(blocks, name.format(1))
         for name in before or after:

@@ -22,6 +22,8 @@ from codescent.operators.experts import Experts
 from codescent.operators.gate_up import GateUp
 from codescent.operators.gated import GATED
 from codescent.operators.head_norm import HeadNorm
+from codescent.operators.latent_attention import LatentAttention
+from codescent.operators.latents import LatentSizes
 from codescent.operators.plus_one_norm import PlusOneNorm
 from codescent.operators.root_mean_square_norm import RootMeanSquareNorm
 from codescent.operators.rotary import every_turn
@@ -41,9 +43,8 @@ class RotaryTables:
     """
 
     def __init__(self, shape: LlamaShape, theta: float, scaling: RopeScaling | None) -> None:
-        self.turns = Table(
-            partial(every_turn, shape.seq_len, shape.head_dim, theta, scaling, rotary_dim=shape.rotary_dim)
-        )
+        channels, turning = (shape.head_dim, shape.rotary_dim) if not shape.kv_latent_dim else (shape.rotary_dim, 0)
+        self.turns = Table(partial(every_turn, shape.seq_len, channels, theta, scaling, rotary_dim=turning))
 
 
 class Llama(Decoder):
@@ -86,10 +87,25 @@ class Llama(Decoder):
         return kind(self.shape.hidden_dim, self.shape.norm_eps)
 
     def _block(self, layer: int) -> Block:
+        shape = self.shape
+        attn = self._latent_attention(layer) if shape.kv_latent_dim else self._attention(layer)
+        first, output = shape.norm != "output", shape.norm != "first"
+        mlp = self._experts() if shape.routed[layer] else self._feed_forward(shape.ffn_dim)
+        return Block(self._norm, 0.0, norm_first=first, norm_output=output, attn=attn, mlp=mlp)
+
+    def _latent_attention(self, layer: int) -> nn.Module:
+        shape = self.shape
+        heads = shape.num_heads, shape.head_dim, shape.rotary_dim, shape.value_dim
+        sizes = LatentSizes(*heads, shape.kv_latent_dim, shape.q_latent_dim)
+        values = shape.value_dim if shape.value_dim < shape.head_dim else 0
+        scores = ScoreTraits(shape.windows[layer], shape.score_cap, shape.score_width or shape.head_dim, values)
+        return LatentAttention(shape.hidden_dim, sizes, scores)
+
+    def _attention(self, layer: int) -> nn.Module:
         shape, width = self.shape, self.shape.hidden_dim
         over_all = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         norm = HeadNorm(shape.norm_eps, over_all if shape.qk_norm == "all" else None, shape.norm_offset)
-        attn = Attention(
+        return Attention(
             width,
             (shape.num_heads, shape.num_kv_heads),
             shape.bias,
@@ -98,9 +114,6 @@ class Llama(Decoder):
             norm=None if shape.qk_norm == "none" else norm,
             scores=ScoreTraits(shape.windows[layer], shape.score_cap, shape.score_width),
         )
-        first, output = shape.norm != "output", shape.norm != "first"
-        mlp = self._experts() if shape.routed[layer] else self._feed_forward(shape.ffn_dim)
-        return Block(self._norm, 0.0, norm_first=first, norm_output=output, attn=attn, mlp=mlp)
 
     def _feed_forward(self, ffn: int) -> nn.Module:
         width = self.shape.hidden_dim
