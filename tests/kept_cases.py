@@ -54,6 +54,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "llama with latents, two blocks of queries": {
         "model": LATENTS | {"num_layers": 1, "seq_len": 300, "hidden_dim": 256, "q_latent_dim": 24}
     },
+    "llama with more tokens": {"model": LLAMA | {"mtp_layers": 2}, "head_chunk_tokens": 5},
+    "llama with more tokens, tied": {"model": LLAMA | {"mtp_layers": 1, "tie_head": True}, "documents": "separate"},
+    "llama with latents and more tokens": {
+        "model": LATENTS
+        | {"num_experts": 8, "experts_per_token": 3, "route_scores": "sigmoid", "route_bias": True, "shared_dim": 40}
+        | {"dense_layers": 1, "expert_dim": 24, "q_latent_dim": 24, "mtp_layers": 1}
+    },
     "llama with a window": {"model": LLAMA | {"window": 5}},
     "llama with a window, three blocks of queries": {
         "model": {"kind": "llama", "num_layers": 1, "seq_len": 300, "hidden_dim": 256, "window": 100}

@@ -14,7 +14,14 @@ import torch
 from generating import engine_for, tokens_of
 from test_huggingface import ours
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    MistralConfig,
+    MistralForCausalLM,
+)
 
 from codescent import models
 from codescent.base.errors import UserError
@@ -53,7 +60,18 @@ def windowed() -> Any:
     return MistralForCausalLM(MistralConfig(**sizes, sliding_window=11, **NONE))
 
 
-@pytest.fixture(scope="module", params=[pytest.param(gpt2, marks=pytest.mark.slow), windowed])
+def latents() -> Any:
+    """Multi-head latent attention: the cache holds latents."""
+    sizes: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4}
+    sizes |= {"hidden_size": 48, "intermediate_size": 64, "vocab_size": 61, "max_position_embeddings": 96}
+    sizes |= {"kv_lora_rank": 12, "q_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 8}
+    return DeepseekV3ForCausalLM(DeepseekV3Config(**sizes, first_k_dense_replace=2, **NONE))
+
+
+SLOW_MODELS = [pytest.param(model, marks=pytest.mark.slow) for model in (gpt2, latents)]
+
+
+@pytest.fixture(scope="module", params=[*SLOW_MODELS, windowed])
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, nn.Module]:
     """A model of transformers with far from uniform predictions, and ours with the same weights, in fp64."""
     torch.manual_seed(3)

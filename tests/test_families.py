@@ -334,17 +334,23 @@ def test_traits_that_no_family_has_together_are_not_exported() -> None:
             shape_of("llama", sizes | wrong)
 
 
+TARGETS = {
+    "dots1": ("lora.targets=attn.qkv, attn.out",),  # peft takes others for experts
+    "deepseek_v3": ("lora.targets=attn.down, attn.q_up, attn.kv_up, attn.out",),
+}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "name", ["mistral", "qwen2", "qwen3", "olmo2", "gemma2", "gemma3_text", "phi3", "mixtral", "dots1"]
+    "name", ["mistral", "qwen2", "qwen3", "olmo2", "gemma2", "gemma3_text", "phi3", "mixtral", "dots1", "deepseek_v3"]
 )
 def test_a_folder_is_trained_on_layouts_and_its_adapters_are_those_of_peft(
     name: str, tmp_path: Path, forker: Forker
 ) -> None:
     """Catches: a slice of a bias or a scale that is read from the wrong place; an adapter of another matrix."""
     builders: dict[str, Callable[..., Any]] = {"mistral": mistral, "qwen2": qwen2, "qwen3": qwen3, "olmo2": olmo2}
-    builders |= {"gemma2": gemma2, "gemma3_text": gemma3, "phi3": phi3, "dots1": dots1}
+    builders |= {"gemma2": gemma2, "gemma3_text": gemma3, "phi3": phi3, "dots1": dots1, "deepseek_v3": deepseek_v3}
     builders["mixtral"] = partial(mixtral, num_local_experts=4)
     make_project(tmp_path)
     folder = a_folder(tmp_path / "hf", builders[name](vocab_size=260))
@@ -366,7 +372,7 @@ def test_a_folder_is_trained_on_layouts_and_its_adapters_are_those_of_peft(
         2,
         *common,
         "lora.rank=3",
-        *(("lora.targets=attn.qkv, attn.out",) if name == "dots1" else ()),  # peft takes others for experts
+        *TARGETS.get(name, ()),
         "parallel.tp=2",
         "train.num_steps=3",
         "optimizer.learning_rate=3e-2",

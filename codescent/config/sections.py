@@ -265,6 +265,12 @@ class Model(Section):
         gt=0,
         only=given("model.num_experts"),
     )
+    mtp_layers: int | None = auto(
+        "modules behind the blocks, each of which predicts one more token in training (llama, as in DeepSeek-V3; "
+        "codescent docs latents); auto: none",
+        ge=1,
+        le=16,
+    )
     causal: bool | None = auto("a target position attends to no later position (transformer); auto: true")
     embedding: Literal["tied", "untied", "none"] | None = auto(
         "embedding matrices (transformer): tied: one for source, target and head; untied: three; none: source and "
@@ -489,6 +495,11 @@ class Train(Section):
         0.0,
         "coefficient of the z-loss of routers, the square of log Z of their scores, in training; 0: none; ST-MoE: 1e-3",
         ge=0,
+    )
+    mtp_weight: float | None = auto(
+        "weight of the mean loss of the modules that predict more tokens (lambda); auto: 0.3",
+        gt=0,
+        only=given("model.mtp_layers"),
     )
     device: Literal["auto", "cpu", "cuda", "xpu", "mps"] = key(
         "auto", "auto: the first of cuda (NVIDIA, and AMD by ROCm), xpu (Intel) and mps (Apple) that there is, else cpu"

@@ -115,6 +115,8 @@ def _product(
         return
     (*outputs, inputs), matrices = _local(plan, tensor, rank), 1
     rows = _rows(plan, parameter, depth)
+    if parameter.role is Role.VOCAB:  # modules that predict more tokens read the head's, too
+        rows = round(rows * parameter.read_by)
     if parameter.role in EXPERTS:  # each expert of a rank reads its rows of all ranks that share the experts
         matrices = outputs[1]
         rows = round(rows * parameter.read_by * parameter.shape[1] / matrices)

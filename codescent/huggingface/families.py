@@ -147,8 +147,9 @@ class Family:
             buffers=r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
             tied={"lm_head.weight": "model.embed_tokens.weight"},
             fresh=("head.weight",),
-            free=("dropout", "seq_len", "fused", "capacity_factor"),
+            free=("dropout", "seq_len", "fused", "capacity_factor", "mtp_layers"),
             spare=self.latents.spare,
+            held=self.latents.modules,
             inert=self.inert,
             neutral=_NEUTRAL,
         )

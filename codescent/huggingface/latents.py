@@ -1,12 +1,13 @@
-"""In: the keys of config.json on multi-head latent attention, names of tensors. Out: our sizes of latents, and back; the
-rows of a table; rotary positions whose scaling has a factor on scores.
+"""In: the keys of config.json on multi-head latent attention, names of tensors. Out: our sizes of latents, and back;
+the rows of a table; rotary positions whose scaling has a factor on scores.
 Does not name a family of transformers: families.py says which of them has latents."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 from codescent.huggingface import rope
@@ -27,7 +28,7 @@ DERIVED = ("head_dim", "qk_head_dim")
 """Keys that transformers writes beside them, and computes from them."""
 PREDICTS = "num_nextn_predict_layers"
 """How many modules predict tokens behind the next one. Transformers writes it for folders without such modules, too."""
-_MOST_MODULES = 16
+MOST_MODULES = 16
 """No published model has more of them."""
 _MSCALE = "mscale_all_dim"
 
@@ -45,7 +46,7 @@ class LatentKeys:
 
     def spare(self, shape: LlamaShape) -> str:
         """Pattern of the tensors of modules that predict more tokens: they have the next numbers after the layers."""
-        last = shape.num_layers + _MOST_MODULES
+        last = shape.num_layers + MOST_MODULES
         numbers = "|".join(map(str, range(shape.num_layers, last)))
         return rf"model\.layers\.({numbers})\..*" if self.has else r"(?!)"
 
@@ -79,11 +80,19 @@ class LatentKeys:
             "qk_rope_head_dim": shape.rotary_dim,
             "qk_nope_head_dim": shape.head_dim - shape.rotary_dim,
             "v_head_dim": shape.value_dim,
+            PREDICTS: shape.mtp_layers,
         }
 
     def fits(self, shape: LlamaShape) -> bool:
         """Whether the family has the attention of a shape."""
-        return self.has == (shape.kv_latent_dim > 0)
+        return self.has == (shape.kv_latent_dim > 0) and (self.has or not shape.mtp_layers)
+
+    def modules(self, shape: LlamaShape, model: Mapping[str, Any], tensors: Collection[str]) -> LlamaShape:
+        """The shape with those modules of a run that a folder has: config.json may say some that are not there."""
+        wanted = model.get("mtp_layers", 0) if self.has else 0
+        numbers = range(shape.num_layers, shape.num_layers + wanted)
+        there = takewhile(lambda number: f"model.layers.{number}.eh_proj.weight" in tensors, numbers)
+        return replace(shape, mtp_layers=len(tuple(there)))
 
     def words(self) -> Iterator[str]:
         """What it allows, for messages."""

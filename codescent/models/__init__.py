@@ -193,6 +193,7 @@ def facts_of(
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
         value_dim=shape.value_dim,
+        mtp_layers=shape.mtp_layers,
         vocab_size=shape.vocab_size,
         forward_flops=forward_flops(kind, shape, shape.seq_len if seq_len is None else seq_len, lora),
         dropout=shape.dropout,

@@ -44,6 +44,7 @@ class Shape:
         score_cap, logit_cap: soft caps of the scores of attention, and of the logits; 0: none.
         score_dim: products of queries and keys are divided by its square root; 0: head_dim.
         value_dim: channels of a value; 0: head_dim.
+        mtp_layers: modules behind the blocks, each of which predicts one more token in training.
         mup_base_dim, mup_base_head_dim: hidden_dim (0: no mu-P) and head_dim (0: the same) of the base of mu-P.
         refuses: mesh axes that the model does not support, each with the reason; with tp > 1 also keys of [parallel].
         refuses_values: values of keys of [parallel] that it does not support, each with the reason as a clause.
@@ -75,6 +76,7 @@ class Shape:
     logit_cap: float = 0.0
     score_dim: int = 0
     value_dim: int = 0
+    mtp_layers: int = 0
     mup_base_dim: int = 0
     mup_base_head_dim: int = 0
     num_experts: int = 0

@@ -19,8 +19,8 @@ from codescent.operators.soft_cap import cap_
 
 # Shapes: B batch, T positions, G key-value heads, which are also the groups; E heads of a group: its queries, key and
 # value; K head_dim, V channels of a value. P = B * G pairs of sample and group, Q queries of a block, S keys that one
-# sees, R query heads of a group, N = R * Q rows of the heads of a group. `begins_BT`: see `DocumentBounds`; None: a sample
-# is one document. Samples with documents are computed one by one: each has other keys that no block reads.
+# sees, R query heads of a group, N = R * Q rows of the heads of a group. `begins_BT`: see `DocumentBounds`; None: one
+# document a sample. Samples with documents are computed one by one: each has other keys that no block reads.
 
 
 @dataclass(frozen=True)

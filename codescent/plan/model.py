@@ -102,6 +102,7 @@ class ModelFacts:
         num_experts: experts of a layer that has some; 0: none has.
         expert_rows: rows of all experts of such a layer, of one sample.
         value_dim: channels of a value; 0: head_dim.
+        mtp_layers: modules that predict more tokens; each looks its tokens up, and reads the head.
     """
 
     kind: str
@@ -127,6 +128,7 @@ class ModelFacts:
     expert_rows: int = brief(0)
     adapters: str | None = brief(None)
     value_dim: int = brief(0)
+    mtp_layers: int = brief(0)
 
     @property
     def values(self) -> int:

@@ -65,7 +65,8 @@ class Parameter:
             then again from the first, to the last row. All dims but the last count rows. Empty: it is one matrix.
         quantized: the number format in which a frozen matrix is held, "nf4"; "": that of the run.
         fixed: it is a vector whose length does not follow the width of the model: a bias of logits.
-        read_by: the share of the positions that reads an element: of experts those that are routed to one of them.
+        read_by: the share of the positions that reads an element: of experts those that are routed to one of them; of
+            a head that modules for more tokens read, too, more than 1.
         beside: channels that come with what a COLUMN matrix reads: ranks of tp send each other both at once.
     """
 

@@ -138,7 +138,7 @@ class TensorParallel(Strategy):
                 tensor = replace(tensor, begins=0, unless=0)
             yield tensor.divided(self.axis, (Dim.COLUMN, Dim.SEQUENCE) if splits else (Dim.COLUMN,))
             if Dim.TOKEN in tensor.dims:
-                yield replace(tensor, name=f"{tensor.layer} tokens of other ranks", dtype="bool")
+                yield replace(tensor, name=f"{tensor.name} of other ranks", dtype="bool")
 
     def operators(self, operators: Sequence[LayerOperator], run: Candidate | Plan) -> Iterator[LayerOperator]:
         """Divide heads, channels and vocabulary; with sequence parallelism also the rows of the residual stream."""
@@ -243,15 +243,18 @@ def _of_depths(plan: Plan, held: Sequence[Parameter], depths: range) -> Iterator
     read = [parameter for parameter in held if any(depth in depths for depth in parameter.depths)]
     vocabulary = head in depths and any(parameter.role is Role.VOCAB for parameter in read)
     embeddings = [parameter for parameter in read if 0 in depths and parameter.role is Role.VOCAB]
+    if vocabulary:  # modules for more tokens look these up behind the blocks
+        embeddings += [p for p in held if p.role is Role.VOCAB and 0 in p.depths] * plan.model.mtp_layers
     for stream in (None, *range(len(work.streams))):
         tokens = work.microbatch_size * work.positions(stream) // plan.mesh.cp
         heads = int(vocabulary and stream == (len(work.streams) - 1 if work.streams else None))
+        heads *= 1 + plan.model.mtp_layers
         for verb, collective, what, width, times in _exchanges(plan, read, embeddings, stream, heads):
             yield _record(plan, collective, tokens * width, verb, what, times)
     tokens = work.microbatch_size * work.positions(-1) // plan.mesh.cp
     yield from _sums_of_norms(plan, sum(parameter.role is Role.COLUMN_NORM for parameter in read) // 2, tokens)
     yield from _lengths_of_rows(plan, [parameter for parameter in read if parameter.role is Role.MAGNITUDE])
-    if vocabulary:
+    for _ in range(1 + plan.model.mtp_layers if vocabulary else 0):
         yield from _losses(plan, round(tokens * plan.task.head_share))
     for small in read if plan.layout.sequence_parallel and head in depths else ():
         if small.role is Role.LOGITS:  # each rank computes the outputs of its own positions
@@ -273,7 +276,8 @@ def _exchanges(
 
     Ranks send what a COLUMN matrix reads: the residual stream, or latents that each rank computes of its positions.
     """
-    splits, again, width = plan.layout.sequence_parallel, plan.layout.computes_blocks_again, plan.model.hidden_dim
+    splits, width = plan.layout.sequence_parallel, plan.model.hidden_dim
+    again = plan.layout.computes_blocks_again and not heads  # no module behind the blocks is computed again
     into, out = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER) if splits else (None, Collective.ALL_REDUCE)
     forward, backward = Verb.FORWARD, plan.schedule.input_verb
     of_stream = [parameter for parameter in held if parameter.stream == stream]

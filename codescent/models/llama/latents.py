@@ -124,15 +124,15 @@ def saved(stream: Stream, shape: LlamaShape, *, entered: bool) -> Iterator[Saved
     queries, latent = shape.q_latent_dim, shape.kv_latent_dim
     rows = queries + latent + shape.rotary_dim
     keys, still = shape.num_heads * shape.head_dim, shape.head_dim - shape.rotary_dim
-    split = stream.forward.splits and stream.forward.divides > 1  # then `q` reads what it has gathered
-    down = "attn.down" if queries or split else ""
+    gathers = stream.forward.gathers  # then `q` reads others than `down`
+    down = "attn.down" if queries or gathers else ""
     yield stream.rows("attn.down input", layer=down, product="attn.down", begins=stream.begins if entered else 0)
     yield stream.rows("attn.down gradient", rows, under=(), product="attn.down")
     yield stream.rows("attn latents", rows)
     yield stream.rows("attn norms of latents", 2 if queries else 1, dtype=wide)
     if queries:
         yield stream.inputs("attn.q_up input", queries, layer="attn.q_up", product="attn.q_up")
-    elif split:
+    elif gathers:
         yield stream.inputs("attn.q input", layer="attn.q", product="attn.q")
     yield from saved_tensors.product(stream, "attn.q_up" if queries else "attn.q", keys)
     yield stream.inputs("attn.kv_up input", latent + shape.rotary_dim, layer="attn.kv_up", product="attn.kv_up")

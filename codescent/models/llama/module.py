@@ -7,13 +7,15 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from codescent.base.device import wide_dtype
 from codescent.models.decoder import Block, Decoder
 from codescent.models.llama.declare import LlamaShape
+from codescent.models.multi_token import TokenPredictor, tokens_ahead
 from codescent.operators.activations import ActivatedThenLinear
 from codescent.operators.attention import Attention
 from codescent.operators.block_attention import ScoreTraits
@@ -74,23 +76,30 @@ class Llama(Decoder):
             self.tables += (self.embedding_scale,)
         if self.embeds or (self.ends and shape.tie_head):
             self.tok = nn.Embedding(shape.vocab_size, width)
-        self.blocks = nn.ModuleDict({str(layer): self._block(layer) for layer in self.layers})
-        routed = [layer for layer in self.layers if shape.routed[layer]]
-        self.routers = {layer: cast(Experts, cast(Block, self.blocks[str(layer)]).mlp).router for layer in routed}
+        blocks = {layer: self._block(layer, routed=shape.routed[layer]) for layer in self.layers}
+        self.blocks = nn.ModuleDict({str(layer): block for layer, block in blocks.items()})
         if self.ends:
             self.norm = self._norm()
-            if not shape.tie_head:
-                self.head = nn.Linear(width, shape.vocab_size, bias=False)
+        if self.ends and shape.mtp_layers:
+            more = range(shape.num_layers, shape.num_layers + shape.mtp_layers)
+            blocks |= {layer: self._block(layer, routed=shape.num_experts > 0) for layer in more}
+            modules = {str(layer): TokenPredictor(self._norm, width, blocks[layer]) for layer in more}
+            self.mtp = nn.ModuleDict(modules)
+        routed = {layer: block.mlp for layer, block in blocks.items() if isinstance(block.mlp, Experts)}
+        self.routers = {layer: experts.router for layer, experts in routed.items()}
+        if self.ends and not shape.tie_head:
+            self.head = nn.Linear(width, shape.vocab_size, bias=False)
 
     def _norm(self) -> nn.Module:
         kind = PlusOneNorm if self.shape.norm_plus_one else RootMeanSquareNorm
         return kind(self.shape.hidden_dim, self.shape.norm_eps)
 
-    def _block(self, layer: int) -> Block:
+    def _block(self, layer: int, *, routed: bool) -> Block:
         shape = self.shape
+        layer = min(layer, shape.num_layers - 1)  # behind the blocks as the last one
         attn = self._latent_attention(layer) if shape.kv_latent_dim else self._attention(layer)
         first, output = shape.norm != "output", shape.norm != "first"
-        mlp = self._experts() if shape.routed[layer] else self._feed_forward(shape.ffn_dim)
+        mlp = self._experts() if routed else self._feed_forward(shape.ffn_dim)
         return Block(self._norm, 0.0, norm_first=first, norm_output=output, attn=attn, mlp=mlp)
 
     def _latent_attention(self, layer: int) -> nn.Module:
@@ -140,6 +149,32 @@ class Llama(Decoder):
         for router in self.routers.values():
             router.objective, router.loss_scale = self.objective, loss_scale
         return super().forward(*arguments, loss_scale=loss_scale, **options)
+
+    def ahead(
+        self,
+        x_BTD: Tensor,
+        inputs_BT: Tensor,
+        targets_BT: Tensor,
+        weight_VD: Tensor,
+        loss_scale: float,
+        angles: Sequence[Tensor | None],
+        documents: DocumentBounds | None,
+    ) -> Tensor | None:
+        """See `Decoder`. The gradient is that of weight / D times the losses of D modules (equation 25)."""
+        losses, counts = list[Tensor](), list[Tensor]()
+        scale = loss_scale * self.objective.mtp_weight / self.shape.mtp_layers
+        options: dict[str, Any] = {"skip_negative": True, "cap": self.shape.logit_cap}
+        for number, module in enumerate(self.mtp.values(), start=1):
+            tokens = tokens_ahead(inputs_BT, targets_BT, number, documents)
+            read_BT, ahead_BT = self.select_tokens(tokens.read), self.select_tokens(tokens.targets)
+            embedded_BTD, _ = self.vocabulary.embed(self.tok.weight, read_BT, None)
+            x_BTD = module(x_BTD, embedded_BTD, self.rows_T, angles[-1], documents)
+            reads = self.for_head(x_BTD), weight_VD, ahead_BT, self.head_chunk_tokens
+            losses.append(self.vocabulary.loss(*reads, scale, None, **options))
+            counts.append((tokens.targets >= 0).sum())
+        total, wide = torch.stack(losses).sum(), wide_dtype(x_BTD.device)
+        self.objective_sums = torch.stack([total.detach().to(wide), torch.stack(counts).sum().to(wide)])[None]
+        return total
 
     def angles(
         self, inputs: Tensor, positions_BT: Tensor | None, dtype: torch.dtype, documents: DocumentBounds | None = None
