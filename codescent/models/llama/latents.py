@@ -80,16 +80,16 @@ def parameters(name: str, shape: LlamaShape, out_std: float, depth: int) -> Iter
     width, queries, latent = shape.hidden_dim, shape.q_latent_dim, shape.kv_latent_dim
     keys, still = shape.num_heads * shape.head_dim, shape.head_dim - shape.rotary_dim
     here: dict[str, Any] = {"depths": (depth,)}
-    rows = (*([queries] if queries else []), latent, shape.rotary_dim)
-    yield Parameter(f"{name}.down.weight", (sum(rows), width), Role.STREAM, WEIGHT_STD, alternating=rows, **here)
+    shared = latent + shape.rotary_dim
+    both: dict[str, Any] = {"alternating": (queries, shared)} if queries else {}
+    yield Parameter(f"{name}.down.weight", (queries + shared, width), Role.STREAM, WEIGHT_STD, **both, **here)
     if queries:
         yield Parameter(f"{name}.q_norm.weight", (queries,), Role.NORM, mean=1.0, **here)
     yield Parameter(f"{name}.kv_norm.weight", (latent,), Role.NORM, mean=1.0, **here)
     reads = (f"{name}.q_up", queries) if queries else (f"{name}.q", width)
     yield from linear(*reads, keys, Role.COLUMN, WEIGHT_STD, False, depth)
     up = shape.num_heads * (still + shape.value_dim)
-    of_head: dict[str, Any] = {"alternating": (still, shape.value_dim), "beside": shape.rotary_dim}
-    yield Parameter(f"{name}.kv_up.weight", (up, latent), Role.COLUMN, WEIGHT_STD, **of_head, **here)
+    yield Parameter(f"{name}.kv_up.weight", (up, latent), Role.COLUMN, WEIGHT_STD, beside=shape.rotary_dim, **here)
     yield from linear(f"{name}.out", shape.num_heads * shape.value_dim, width, Role.ROW, out_std, False, depth)
 
 
