@@ -239,7 +239,8 @@ def method_cases() -> dict[str, Case]:
     lora = {"rank": 3, "dora": True, "dropout": 0.1}
     choices = product(("gpt2", "llama", "mlm"), ("fp32", "bf16"), layouts.items(), ("none", "selective", "full"))
     sizes, packed = {"num_layers": 2, "hidden_dim": 128, "ffn_dim": 256}, {"rank": 3, "quantize": "nf4"}
-    kinds: tuple[dict[str, Any], ...] = ({}, {"kind": "llama", "num_kv_heads": 2})
+    latents = {"kind": "llama", "kv_latent_dim": 64, "q_latent_dim": 64, "head_dim": 48, "rotary_dim": 16}
+    kinds: tuple[dict[str, Any], ...] = ({}, {"kind": "llama", "num_kv_heads": 2}, latents)
     quantized = {
         f"{kind} nf4-{precision}-{recompute}-{tp}": case(
             precision, model=sizes | kind, lora=packed, recompute=recompute, tp=tp

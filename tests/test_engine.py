@@ -161,7 +161,9 @@ def test_beginnings_are_shared_and_forgotten(both: tuple[Any, nn.Module]) -> Non
     assert tokens_of(engine, prompts[1:], [GREEDY] * 3) == wanted[1:]
     assert engine.cached_tokens == 32 + 16 + 32
     before = engine.cached_tokens
-    weight = next(parameter for name, parameter in mine.named_parameters() if name.endswith("qkv.weight"))
+    weight = next(
+        parameter for name, parameter in mine.named_parameters() if name.endswith(("qkv.weight", "q_up.weight"))
+    )
     kept = weight.detach().clone()
     with torch.no_grad():
         weight.mul_(-1.0)

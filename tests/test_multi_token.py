@@ -71,7 +71,6 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "experts, tp 2 x dp_shard 2": (4, ("parallel.tp=2", "parallel.dp_shard=2", *EXPERTS)),
     "documents, tp 2": (2, ("parallel.tp=2", "data.documents=separate")),
 }
-QUICK = ("tp 2",)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +86,8 @@ def one_process(project: Path, forker: Forker, changes: Sequence[str]) -> RunFol
     return RunFolder.open(path) if path.exists() else forker.train(project, name, 1, *SIZES, *kept)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in LAYOUTS])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_losses_are_those_of_one_process(name: str, project: Path, forker: Forker) -> None:
     """Fault: a rank reads the tokens behind another position, or the loss of modules is counted once for each rank."""
     ranks, changes = LAYOUTS[name]

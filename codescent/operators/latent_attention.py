@@ -27,23 +27,28 @@ class LatentUp(Linear):
     """Keys that do not turn, and values, from their latents. The keys that turn come along: all heads share them.
 
     So ranks that divide the heads send each other both at once, and sum the gradients of both.
+    `inputs`: channels of the latent.
     """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, False)
+        self.inputs = inputs
 
     def forward(self, latents_BTX: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """[B, T, H * (C + V)], head by head its key and its value; and the shared keys [B, T, P]."""
         if self.before is not None:
             latents_BTX = self.before(latents_BTX)
-        width = self.weight.shape[1]
-        y_BTW = self._product(latents_BTX[..., :width], None)
+        y_BTW = self._product(latents_BTX[..., : self.inputs], None)
         if self.lora_magnitude is not None:
             y_BTW = self._with_magnitude(y_BTW, self.lora_magnitude)
-        return y_BTW, latents_BTX[..., width:]
+        return y_BTW, latents_BTX[..., self.inputs :]
 
     def whole(self) -> Tensor:
         """The weight with its adapter: [H * (C + V), L]."""
-        if self.adapter is None:
+        adapter = self.adapter
+        if adapter is None:
             return unpacked(self.weight, self.packed)
-        identity_LL = torch.eye(self.weight.shape[1], dtype=self.weight.dtype, device=self.weight.device)
+        identity_LL = torch.eye(self.inputs, dtype=adapter.a_RI.dtype, device=self.weight.device)
         y_LW = self._product(identity_LL[None], None)
         if self.lora_magnitude is not None:
             y_LW = self._with_magnitude(y_LW, self.lora_magnitude)
@@ -81,7 +86,7 @@ class LatentAttention(nn.Module):
             self.q_up = Linear(sizes.queries, sizes.heads * sizes.channels, False)
         else:
             self.q = Linear(width, sizes.heads * sizes.channels, False)
-        self.kv_up = LatentUp(sizes.keys_values, sizes.heads * sizes.up_rows, False)
+        self.kv_up = LatentUp(sizes.keys_values, sizes.heads * sizes.up_rows)
         self.out = Linear(sizes.heads * sizes.values, width, False)
 
     def forward(

@@ -87,7 +87,7 @@ def _run_rows(plan: Plan) -> list[tuple[str, list[str]]]:
 
 def _active(plan: Plan) -> str:
     """How many of the parameters a token reads, where it does not read all experts."""
-    read = round(sum(tensor.parameter.numel * tensor.parameter.read_by for tensor in plan.tensors))
+    read = round(sum(one.parameter.numel * min(1.0, one.parameter.read_by) for one in plan.tensors))
     return f", of which a token reads {read:,}" if read != plan.num_parameters else ""
 
 
