@@ -194,6 +194,7 @@ def facts_of(
         head_dim=shape.head_dim,
         value_dim=shape.value_dim,
         mtp_layers=shape.mtp_layers,
+        cached=shape.cached,
         vocab_size=shape.vocab_size,
         forward_flops=forward_flops(kind, shape, shape.seq_len if seq_len is None else seq_len, lora),
         dropout=shape.dropout,

@@ -3,6 +3,7 @@ Does not norm or join latents (latents.py does), or compute attention itself (at
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -74,6 +75,7 @@ class LatentAttention(nn.Module):
     def __init__(self, width: int, sizes: LatentSizes, scores: ScoreTraits) -> None:
         super().__init__()
         self.sizes, self.scores = sizes, scores
+        self.cached_scores = replace(scores, width=scores.width or sizes.channels)  # entries have other channels
         self.recompute = False
         self.core: AttentionCore | None = None
         self.first_head = 0
@@ -151,6 +153,6 @@ class LatentAttention(nn.Module):
         of_latents_1NHL = torch.einsum("bnhc,hcl->bnhl", still_1NHC, up_HRL[:, : sizes.still])
         queries_1NHX = torch.cat([turned(turning_1NHP, turns_NC2[..., None, :, :]), of_latents_1NHL], -1)
         entry_1NX = torch.cat([turned(shared_1NP, turns_NC2), latents_1NL], -1)
-        found_1NW = cache.attend(torch.cat([queries_1NHX, entry_1NX[:, :, None]], 2)[:, :, None], self.scores)
+        found_1NW = cache.attend(torch.cat([queries_1NHX, entry_1NX[:, :, None]], 2)[:, :, None], self.cached_scores)
         sums_1NHL = torch.unflatten(found_1NW, 2, (-1, sizes.keys_values))
         return torch.einsum("bnhl,hvl->bnhv", sums_1NHL, up_HRL[:, sizes.still :]).flatten(2)

@@ -103,6 +103,7 @@ class ModelFacts:
         expert_rows: rows of all experts of such a layer, of one sample.
         value_dim: channels of a value; 0: head_dim.
         mtp_layers: modules that predict more tokens; each looks its tokens up, and reads the head.
+        cached: numbers of a token that a cache holds in each layer; 0: keys and values of all key-value heads.
     """
 
     kind: str
@@ -129,6 +130,7 @@ class ModelFacts:
     adapters: str | None = brief(None)
     value_dim: int = brief(0)
     mtp_layers: int = brief(0)
+    cached: int = brief(0)
 
     @property
     def values(self) -> int:

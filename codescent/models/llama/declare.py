@@ -142,7 +142,7 @@ class LlamaShape(Shape):
         return cls(**{**fields, "rope_scaling": scaling_of(sizes)})
 
     @property
-    def norm_offset(self) -> float:
+    def norm_offset(self) -> float:  # type: ignore[override]
         """See `Shape`."""
         return 1.0 if self.norm_plus_one else 0.0
 
@@ -173,6 +173,11 @@ class LlamaShape(Shape):
         """See `Shape`. With yarn as DeepSeek has it, scores have one more factor."""
         gain = latents.score_gain(self.rope_scaling)
         return super().score_width if gain == 1.0 else (super().score_width or self.head_dim) / gain**2
+
+    @property
+    def cached(self) -> int:  # type: ignore[override]
+        """See `Shape`: a latent and the key that all heads share."""
+        return self.kv_latent_dim + self.rotary_dim if self.kv_latent_dim else 0
 
     @property
     def uncompiled(self) -> str:  # type: ignore[override]

@@ -107,7 +107,7 @@ class Llama(Decoder):
         heads = shape.num_heads, shape.head_dim, shape.rotary_dim, shape.value_dim
         sizes = LatentSizes(*heads, shape.kv_latent_dim, shape.q_latent_dim)
         values = shape.value_dim if shape.value_dim < shape.head_dim else 0
-        scores = ScoreTraits(shape.windows[layer], shape.score_cap, shape.score_width or shape.head_dim, values)
+        scores = ScoreTraits(shape.windows[layer], shape.score_cap, shape.score_width, values)
         return LatentAttention(shape.hidden_dim, sizes, scores)
 
     def _attention(self, layer: int) -> nn.Module:
