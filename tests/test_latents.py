@@ -24,6 +24,7 @@ from codescent.models.initialize import initialize_
 from codescent.operators.cache import KeysValues, RowPart, RowsPass, TextPages
 from codescent.operators.latents import LATENT_EPS, LatentSizes, joined, normed
 from codescent.record import RunFolder
+from codescent.verbs.plan_rows import plan_rows
 
 # Shapes: B samples, T positions, H heads, K channels of a query, P of them turn, V of a value, L and Q of latents.
 
@@ -187,6 +188,16 @@ def test_sizes_that_cannot_be_are_refused(changes: dict[str, Any], message: str)
     config = {"model": {"kind": "llama", **SHAPE, **changes}, "train": {"global_batch_size": 4}}
     with pytest.raises(UserError, match=message):
         build(Config.model_validate(config), 61, 1)
+
+
+def test_the_plan_says_what_a_cache_holds() -> None:
+    """Fault: a user plans memory for keys and values, 71 times as much as the latents of DeepSeek-V3."""
+    config = {"model": {"kind": "llama", **SHAPE}, "train": {"global_batch_size": 4}}
+    rows = dict(plan_rows(build(Config.model_validate(config), 61, 1), ""))
+    assert rows["cache"] == [
+        "14 numbers of a token and layer; keys and values: 80",
+        "112 bytes of a token in all layers, in fp32",
+    ]
 
 
 def test_products_around_latents_are_not_kept() -> None:

@@ -292,7 +292,7 @@ def test_a_folder_has_the_modules_that_published_ones_have(project: Path, forker
     theirs, text = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval(), torch.arange(16)[None]
     with torch.no_grad():
         assert float((theirs(text).logits - ours(tmp_path / "out")(text)).abs().max()) < 1e-5
-    words = (*SIZES, *FOLDER, f"model.weights={tmp_path / 'out'}", *UNTRAINED, "optimizer.decay_steps=1")
+    words = (*SIZES, *FOLDER, f"model.weights={tmp_path / 'out'}", *UNTRAINED)
     found = forker.train(project, "goes on", 2, *words, "parallel.tp=2", "checkpoint.every=1")
     assert same(weights(found.path), weights(trained.path))
     more = forker.train(project, "goes on with two", 1, *words, "model.mtp_layers=2", "checkpoint.every=1")

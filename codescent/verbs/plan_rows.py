@@ -79,19 +79,20 @@ def _run_rows(plan: Plan) -> list[tuple[str, list[str]]]:
         *([("data", [SYNTHETIC])] if plan.task.synthetic else []),
         ("parameters", [f"{plan.num_parameters:,}{_trained(plan)}{_active(plan)}"]),
         ("mesh", [f"{degrees} = {counted(mesh.world_size, 'rank')}{servers}"]),
-        *([("cache", [_cache(plan)])] if model.cached else []),
+        *([("cache", _cache(plan))] if model.cached else []),
         *([("servers", list(_servers(plan)))] if plan.layout.served else []),
         ("batch", [f"{samples} = {mesh.dp} data-parallel x {each}"]),
         ("tokens per step", [f"{work.tokens:,} = {samples} x {work.positions(-1)}{source}"]),
     ]
 
 
-def _cache(plan: Plan) -> str:
+def _cache(plan: Plan) -> list[str]:
     """What a cache holds of a token, where it holds no keys and values."""
     model, precision = plan.model, plan.work.precision
     held = of_bytes(model.cached * model.num_layers * DTYPE_BYTES[precision])
     keys = model.num_kv_heads * model.head_dim + model.values
-    return f"{model.cached} numbers of a token in each layer, not {keys:,} of keys and values; {held} in {precision}"
+    numbers = f"{model.cached:,} numbers of a token and layer; keys and values: {keys:,}"
+    return [numbers, f"{held} of a token in all layers, in {precision}"]
 
 
 def _active(plan: Plan) -> str:
