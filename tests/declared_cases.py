@@ -3,6 +3,7 @@ Does not run any: test_declared does on the CPU, test_fake_ranks on a device tha
 
 from __future__ import annotations
 
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -400,6 +401,37 @@ def expert_cases() -> dict[str, Case]:
     }
 
 
+def latent_cases() -> dict[str, Case]:
+    """Attention with latents. Ranks of tp send each other latents, and not the residual stream."""
+    queries = {"kind": "llama", "head_dim": 12, "rotary_dim": 4, "kv_latent_dim": 20, "q_latent_dim": 24}
+    keys = {"kind": "llama", "head_dim": 12, "rotary_dim": 4, "kv_latent_dim": 20, "value_dim": 12}
+    experts = {"num_experts": 4, "experts_per_token": 2, "expert_dim": 24, "dense_layers": 1, "shared_dim": 20}
+    experts |= {"route_scores": "sigmoid", "route_bias": True}
+    layouts: dict[str, dict[str, Any]] = {
+        "tp": {"tp": 2},
+        "tp without sequence, full": {"tp": 2, "sequence_parallel": False, "recompute": "full"},
+        "fsdp x tp, full": {"dp_shard": 2, "tp": 2, "recompute": "full", "precision": "bf16"},
+        "pp zero-bubble x tp": {"pp": 2, "tp": 2, "microbatches": 2, "schedule": "zero-bubble"},
+        "cp x tp": {"cp": 2, "tp": 2},
+        "dora, tp": {"tp": 2, "lora": {"rank": 3, "dora": True, "dropout": 0.1}},
+        "dp": {"dp_replicate": 2, "precision": "bf16"},
+    }
+    cases = {
+        f"{name}, {what}": case(**layout, model=sizes)
+        for (what, sizes), (name, layout) in product({"queries": queries, "keys": keys}.items(), layouts.items())
+    }
+    cases["experts, ep x tp"] = case(ep=2, tp=2, model=queries | experts)
+    more = {"mtp_layers": 2, "num_layers": 2}
+    cases["more tokens, tp"] = case(tp=2, head_chunk_tokens=5, model=queries | more)
+    cases["more tokens, tp without sequence, full"] = case(
+        "bf16", tp=2, sequence_parallel=False, recompute="full", model=keys | more | {"tie_head": True}
+    )
+    cases["more tokens, experts, fsdp x tp, full"] = case(
+        dp_shard=2, tp=2, recompute="full", model=queries | experts | more
+    )
+    return cases
+
+
 WIRES = ("none", "bf16", "int8", "int4", "sign", "powersgd:2", "topk:0.1")
 
 
@@ -469,6 +501,7 @@ SLOW = {
         *(f"pp x fsdp {schedule} stage {stage}" for schedule, stage in FSDP_SLOW),
     },
     "experts": expert_cases().keys() - {"ep", "fsdp 1 x ep x tp"},
+    "latents": latent_cases().keys() - {"tp, queries"},
     "traits": {name for name in trait_cases() if name.startswith("qwen 2") or name in SLOW_TRAITS},
     "preferences": {"replicate", "zero 3 x tp", "tp without sequence"},
 }
@@ -483,6 +516,7 @@ CASES = {
     "muon": muon_cases(),
     "traits": trait_cases(),
     "experts": expert_cases(),
+    "latents": latent_cases(),
     "preferences": preference_cases(),
     "gloo": gloo_cases(),
 }

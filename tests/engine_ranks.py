@@ -27,7 +27,8 @@ from codescent.strategies.whole_sequences import whole_sequences
 DEGREE, LAYERS = 2, 2
 SIZES: dict[str, Any] = {"num_layers": LAYERS, "num_heads": 4, "num_kv_heads": 2, "hidden_dim": 16, "seq_len": 32}
 SIZES |= {"vocab_size": 37, "ffn_dim": 24, "window": 6}
-CASES = [{"splits": False}, {"splits": True}, {"splits": True, "qk_norm": "all"}]
+LATENTS: dict[str, Any] = {"num_kv_heads": 4, "head_dim": 8, "rotary_dim": 4, "kv_latent_dim": 6, "value_dim": 6}
+CASES = [{"splits": False}, {"splits": True}, {"splits": True, "qk_norm": "all"}, {"splits": True, **LATENTS}]
 PROMPTS = [[5, 3, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9], [36]]
 CAPACITY = Capacity(2, 20, 4, 6)
 

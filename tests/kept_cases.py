@@ -14,6 +14,7 @@ GPT2 = {"num_layers": 2}
 LLAMA = {"kind": "llama", "num_kv_heads": 2, "num_layers": 2}
 BERT = {"kind": "bert", "num_layers": 2, "vocab_size": 97, "seq_len": 20}
 TWO = {"kind": "transformer", "num_encoder_layers": 2, "num_decoder_layers": 3, "source_len": 8, "target_len": 12}
+LATENTS: dict[str, Any] = {"kind": "llama", "num_layers": 2, "head_dim": 12, "rotary_dim": 4, "kv_latent_dim": 20}
 VECTORS = {"embedding": "none"}
 GEMMA: dict[str, Any] = {
     "norm": "both", "norm_plus_one": True, "activation": "gelu", "scale_embedding": True, "full_every": 2,
@@ -41,6 +42,24 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "llama with a capacity": {
         "model": LLAMA | {"num_experts": 4, "experts_per_token": 2, "capacity_factor": 1.5, "expert_every": 2}
+    },
+    "llama with latents": {"model": LATENTS | {"q_latent_dim": 24}},
+    "llama with latents of keys": {"model": LATENTS | {"value_dim": 12, "window": 5}, "head_chunk_tokens": 5},
+    "llama with latents, documents": {"model": LATENTS | {"q_latent_dim": 24}, "documents": "separate"},
+    "llama with latents and experts": {
+        "model": LATENTS
+        | {"num_experts": 8, "experts_per_token": 3, "route_scores": "sigmoid", "route_bias": True, "shared_dim": 40}
+        | {"dense_layers": 1, "expert_dim": 24}
+    },
+    "llama with latents, two blocks of queries": {
+        "model": LATENTS | {"num_layers": 1, "seq_len": 300, "hidden_dim": 256, "q_latent_dim": 24}
+    },
+    "llama with more tokens": {"model": LLAMA | {"mtp_layers": 2}, "head_chunk_tokens": 5},
+    "llama with more tokens, tied": {"model": LLAMA | {"mtp_layers": 1, "tie_head": True}, "documents": "separate"},
+    "llama with latents and more tokens": {
+        "model": LATENTS
+        | {"num_experts": 8, "experts_per_token": 3, "route_scores": "sigmoid", "route_bias": True, "shared_dim": 40}
+        | {"dense_layers": 1, "expert_dim": 24, "q_latent_dim": 24, "mtp_layers": 1}
     },
     "llama with a window": {"model": LLAMA | {"window": 5}},
     "llama with a window, three blocks of queries": {
@@ -111,6 +130,8 @@ IN_LAYOUTS = (
     "llama",
     "llama as qwen 3",
     "llama as olmo 2",
+    "llama with latents",
+    "llama with latents of keys",
     "gpt2, documents",
     "llama, documents",
     "llama as gemma 2, documents",
@@ -146,8 +167,8 @@ def of_kind(name: str, dropout: float = 0.0, layout: dict[str, Any] | None = Non
 
 
 def computes_again(name: str, recompute: str) -> bool:
-    """Whether a kind of model has this recompute: products are those of whole layers, and each expert has its own."""
-    return not (recompute == "products" and "num_experts" in KINDS[name]["model"])
+    """Whether a kind of model has this recompute: experts and latents have products that it does not know."""
+    return not (recompute == "products" and KINDS[name]["model"].keys() & {"num_experts", "kv_latent_dim"})
 
 
 def with_samples(found: Case, samples: int) -> Case:
@@ -179,6 +200,8 @@ def layout_cases() -> dict[str, Case]:
             continue
         turn = (number + place) % len(RECOMPUTES)
         for recompute, dropout in (("none", 0.1), (RECOMPUTES[turn], 0.1 if turn == len(RECOMPUTES) - 1 else 0.0)):
+            if not computes_again(name, recompute):
+                continue
             case_name = f"{name}-{layout}-{recompute}-dropout {dropout}"
             cases[case_name] = of_kind(name, dropout, LAYOUTS[layout], recompute=recompute)
     return cases
@@ -216,7 +239,8 @@ def method_cases() -> dict[str, Case]:
     lora = {"rank": 3, "dora": True, "dropout": 0.1}
     choices = product(("gpt2", "llama", "mlm"), ("fp32", "bf16"), layouts.items(), ("none", "selective", "full"))
     sizes, packed = {"num_layers": 2, "hidden_dim": 128, "ffn_dim": 256}, {"rank": 3, "quantize": "nf4"}
-    kinds: tuple[dict[str, Any], ...] = ({}, {"kind": "llama", "num_kv_heads": 2})
+    latents = {"kind": "llama", "kv_latent_dim": 64, "q_latent_dim": 64, "head_dim": 48, "rotary_dim": 16}
+    kinds: tuple[dict[str, Any], ...] = ({}, {"kind": "llama", "num_kv_heads": 2}, latents)
     quantized = {
         f"{kind} nf4-{precision}-{recompute}-{tp}": case(
             precision, model=sizes | kind, lora=packed, recompute=recompute, tp=tp
@@ -242,6 +266,7 @@ def sample_cases() -> dict[str, Case]:
             of_kind(name, dropout, layout, recompute=recompute), 1
         )
         for name, (recompute, dropout), layout in product(IN_LAYOUTS, choices, layouts)
+        if computes_again(name, recompute)
     }
 
 

@@ -43,8 +43,27 @@ PHI_4_MINI = {
     "use_cache": True, "vocab_size": 200064,
 }  # fmt: skip
 """The factors of longrope are not the released ones."""
+DEEPSEEK_V3 = {
+    "architectures": ["DeepseekV3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "aux_loss_alpha": 0.001, "bos_token_id": 0,
+    "eos_token_id": 1, "ep_size": 1, "first_k_dense_replace": 3, "hidden_act": "silu",
+    "hidden_size": 7168, "initializer_range": 0.02, "intermediate_size": 18432, "kv_lora_rank": 512,
+    "max_position_embeddings": 163840, "model_type": "deepseek_v3", "moe_intermediate_size": 2048, "moe_layer_freq": 1,
+    "n_group": 8, "n_routed_experts": 256, "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 128,
+    "num_experts_per_tok": 8, "num_hidden_layers": 61, "num_key_value_heads": 128, "num_nextn_predict_layers": 1,
+    "pretraining_tp": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06,
+    "rope_scaling": {
+        "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0, LENGTH: 4096,
+        "type": "yarn",
+    },
+    "rope_theta": 10000, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "seq_aux": True,
+    "tie_word_embeddings": False, "topk_group": 4, "topk_method": "noaux_tc", "torch_dtype": "bfloat16",
+    "transformers_version": "4.33.1", "use_cache": True, "v_head_dim": 128, "vocab_size": 129280,
+}  # fmt: skip
+"""Without the key of its 8-bit numbers, as folders of bf16 have it."""
 PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
     "Phi-4-mini": (PHI_4_MINI, 3_836_021_760),
+    "DeepSeek-V3": (DEEPSEEK_V3, 671_026_419_200),  # with biases of routers, without the module behind the layers
     "Phi-3-mini-4k": (
         {
             "model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "attention_bias": False,

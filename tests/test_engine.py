@@ -14,7 +14,14 @@ import torch
 from generating import engine_for, tokens_of
 from test_huggingface import ours
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    MistralConfig,
+    MistralForCausalLM,
+)
 
 from codescent import models
 from codescent.base.errors import UserError
@@ -28,7 +35,7 @@ from codescent.inference.sampling import DIVERGED, NOTHING_ALLOWED
 from codescent.inference.schedule import Capacity
 from codescent.inference.text import StopText
 from codescent.models.initialize import initialize_
-from codescent.operators.cache import KeysValues, PagesPass, RowPart, RowsPass, TextPages
+from codescent.operators.cache import CachedToken, KeysValues, PagesPass, RowPart, RowsPass, TextPages
 
 NONE: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 GREEDY = Sampling(0.0, max_new_tokens=20)
@@ -53,7 +60,18 @@ def windowed() -> Any:
     return MistralForCausalLM(MistralConfig(**sizes, sliding_window=11, **NONE))
 
 
-@pytest.fixture(scope="module", params=[pytest.param(gpt2, marks=pytest.mark.slow), windowed])
+def latents() -> Any:
+    """Multi-head latent attention: the cache holds latents."""
+    sizes: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4}
+    sizes |= {"hidden_size": 48, "intermediate_size": 64, "vocab_size": 61, "max_position_embeddings": 96}
+    sizes |= {"kv_lora_rank": 12, "q_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 8}
+    return DeepseekV3ForCausalLM(DeepseekV3Config(**sizes, first_k_dense_replace=2, **NONE))
+
+
+SLOW_MODELS = [pytest.param(model, marks=pytest.mark.slow) for model in (gpt2, latents)]
+
+
+@pytest.fixture(scope="module", params=[*SLOW_MODELS, windowed])
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, nn.Module]:
     """A model of transformers with far from uniform predictions, and ours with the same weights, in fp64."""
     torch.manual_seed(3)
@@ -143,7 +161,9 @@ def test_beginnings_are_shared_and_forgotten(both: tuple[Any, nn.Module]) -> Non
     assert tokens_of(engine, prompts[1:], [GREEDY] * 3) == wanted[1:]
     assert engine.cached_tokens == 32 + 16 + 32
     before = engine.cached_tokens
-    weight = next(parameter for name, parameter in mine.named_parameters() if name.endswith("qkv.weight"))
+    weight = next(
+        parameter for name, parameter in mine.named_parameters() if name.endswith(("qkv.weight", "q_up.weight"))
+    )
     kept = weight.detach().clone()
     with torch.no_grad():
         weight.mul_(-1.0)
@@ -175,7 +195,7 @@ def test_a_pass_of_one_shape_has_the_same_logits(both: tuple[Any, nn.Module]) ->
     """Fault: what a CUDA graph would repeat reads another page, mask or position than rows by themselves."""
     _, mine = both
     texts = [[(7 * n) % 61 for n in range(14)], [3, 4], [(5 * n) % 61 for n in range(30)]]
-    memory = KeysValues(mine.shape.num_layers, 40, 4, _head(mine), torch.device("cpu"), torch.float64)
+    memory = KeysValues(mine.shape.num_layers, 40, 4, _cached(mine), torch.device("cpu"), torch.float64)
     pages = [TextPages(4, numbers) for numbers in ([3, 4, 9, 10], [0], [20, 7, 8, 30, 31, 32, 1, 2])]
     with torch.inference_mode():
         parts = [RowPart(len(text) - 1, len(text) - 1, page) for text, page in zip(texts, pages)]
@@ -214,15 +234,15 @@ def test_a_pass_of_one_shape_never_waits_for_a_device(both: tuple[Any, nn.Module
     """Fault: a number that is read on the host ends the recording of a CUDA graph. The meta device has no numbers."""
     _, mine = both
     meta = copy.deepcopy(mine).to("meta")
-    memory = KeysValues(meta.shape.num_layers, 8, 4, _head(mine), torch.device("meta"), torch.float64)  # type: ignore[union-attr, arg-type]
+    memory = KeysValues(meta.shape.num_layers, 8, 4, _cached(mine), torch.device("meta"), torch.float64)  # type: ignore[union-attr, arg-type]
     numbers = torch.zeros(3, 8, dtype=torch.int64, device="meta")
     with torch.inference_mode():
         logits = meta(numbers[None, :, 0], cache=PagesPass(memory, numbers[None, :, 1], numbers[:, 2:]))
     assert logits.shape == (3, 61)
 
 
-def _head(module: nn.Module) -> tuple[int, int]:
-    return module.shape.num_kv_heads, module.shape.head_dim  # type: ignore[union-attr, return-value]
+def _cached(module: nn.Module) -> CachedToken:
+    return module.blocks["0"].attn.cached  # type: ignore[index, operator, union-attr, no-any-return]
 
 
 def small(kind: str = "gpt2", **sizes: Any) -> nn.Module:

@@ -22,6 +22,8 @@ from test_interchange import UNTRAINED, a_folder, same, weights
 from test_interchange import ours as trained
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Dots1Config,
     Dots1ForCausalLM,
     Gemma2Config,
@@ -117,11 +119,28 @@ def olmoe(**changes: Any) -> Any:
     return random_(OlmoeForCausalLM(OlmoeConfig(**LLAMA | ROUTED | {"num_experts": 5} | changes)))
 
 
+SHARED: dict[str, Any] = {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 2, "n_group": 4}
+SHARED |= {"topk_group": 2, "first_k_dense_replace": 1, "norm_topk_prob": True, "moe_intermediate_size": 12}
+SHARED |= {"routed_scaling_factor": 2.5}
+
+
 def dots1(**changes: Any) -> Any:
+    return _with_biases(random_(Dots1ForCausalLM(Dots1Config(**LLAMA | ROUTED | SHARED | changes))))
+
+
+LATENT: dict[str, Any] = {"num_key_value_heads": 6, "kv_lora_rank": 10, "q_lora_rank": 14, "qk_rope_head_dim": 4}
+LATENT |= {"qk_nope_head_dim": 6, "v_head_dim": 8, "rms_norm_eps": 1e-4}
+MSCALE = {"mscale": 0.7, "mscale_all_dim": 1.1, "factor": 4.0, "original_max_position_embeddings": 16}
+
+
+def deepseek_v3(**changes: Any) -> Any:
+    """Its norms of latents have another epsilon than the others."""
+    config = DeepseekV3Config(**LLAMA | ROUTED | SHARED | LATENT | changes)
+    return _with_biases(random_(DeepseekV3ForCausalLM(config)))
+
+
+def _with_biases(model: Any) -> Any:
     """The bias of routers is not 0: without it they would choose others."""
-    more = {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 2, "moe_intermediate_size": 12}
-    more |= {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "norm_topk_prob": True}
-    model = random_(Dots1ForCausalLM(Dots1Config(**LLAMA | ROUTED | more | {"routed_scaling_factor": 2.5} | changes)))
     for name, buffer in model.named_buffers():
         if name.endswith("bias"):
             torch.nn.init.normal_(buffer, std=0.3)
@@ -166,6 +185,11 @@ MODELS: dict[str, Callable[[], Any]] = {
     "dots1, a window": lambda: dots1(
         n_group=1, topk_group=1, sliding_window=5, layer_types=["sliding_attention"] * 2, norm_topk_prob=False
     ),
+    "deepseek_v3": deepseek_v3,
+    "deepseek_v3, mscale": lambda: deepseek_v3(
+        q_lora_rank=None, v_head_dim=10, rope_parameters=MSCALE | {"rope_type": "yarn", "rope_theta": 500.0}
+    ),
+    "deepseek_v3, no experts": lambda: deepseek_v3(first_k_dense_replace=2, tie_word_embeddings=True),
     "olmoe": olmoe,
     "olmoe, normed": lambda: olmoe(norm_topk_prob=True, num_key_value_heads=1),
     "phi3, longrope": lambda: phi3(
@@ -203,7 +227,10 @@ def test_a_family_has_the_logits_texts_and_tensors_of_transformers(name: str, tm
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("name", ["qwen2", "qwen3", "olmo2", "mistral with a window", "gemma2", "gemma3_text", "phi3"])
+@pytest.mark.parametrize(
+    "name",
+    ["qwen2", "qwen3", "olmo2", "mistral with a window", "gemma2", "gemma3_text", "phi3", "deepseek_v3, no experts"],
+)
 def test_gradients_are_those_of_transformers(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """Catches: a wrong backward pass of the norms of queries and keys, or of biases."""
     theirs = MODELS[name]()
@@ -307,17 +334,23 @@ def test_traits_that_no_family_has_together_are_not_exported() -> None:
             shape_of("llama", sizes | wrong)
 
 
+TARGETS = {
+    "dots1": ("lora.targets=attn.qkv, attn.out",),  # peft takes others for experts
+    "deepseek_v3": ("lora.targets=attn.down, attn.q_up, attn.kv_up, attn.out",),
+}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "name", ["mistral", "qwen2", "qwen3", "olmo2", "gemma2", "gemma3_text", "phi3", "mixtral", "dots1"]
+    "name", ["mistral", "qwen2", "qwen3", "olmo2", "gemma2", "gemma3_text", "phi3", "mixtral", "dots1", "deepseek_v3"]
 )
 def test_a_folder_is_trained_on_layouts_and_its_adapters_are_those_of_peft(
     name: str, tmp_path: Path, forker: Forker
 ) -> None:
     """Catches: a slice of a bias or a scale that is read from the wrong place; an adapter of another matrix."""
     builders: dict[str, Callable[..., Any]] = {"mistral": mistral, "qwen2": qwen2, "qwen3": qwen3, "olmo2": olmo2}
-    builders |= {"gemma2": gemma2, "gemma3_text": gemma3, "phi3": phi3, "dots1": dots1}
+    builders |= {"gemma2": gemma2, "gemma3_text": gemma3, "phi3": phi3, "dots1": dots1, "deepseek_v3": deepseek_v3}
     builders["mixtral"] = partial(mixtral, num_local_experts=4)
     make_project(tmp_path)
     folder = a_folder(tmp_path / "hf", builders[name](vocab_size=260))
@@ -339,7 +372,7 @@ def test_a_folder_is_trained_on_layouts_and_its_adapters_are_those_of_peft(
         2,
         *common,
         "lora.rank=3",
-        *(("lora.targets=attn.qkv, attn.out",) if name == "dots1" else ()),  # peft takes others for experts
+        *TARGETS.get(name, ()),
         "parallel.tp=2",
         "train.num_steps=3",
         "optimizer.learning_rate=3e-2",

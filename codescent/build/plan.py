@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from codescent import models, tasks
 from codescent.base.errors import UserError
 from codescent.base.refusal import Change, Refusal
+from codescent.build import mtp
 from codescent.build.accept import MOST_TRIED, accepted, changed
 from codescent.build.compiled import refusals
 from codescent.build.resolve import Resolved, task_request
@@ -134,6 +135,7 @@ def _forward_pass(run: Candidate | Plan, objective: Objective = CROSS_ENTROPY) -
         documents=run.task.documents,
         selects=mesh.cp > 1,
         splits=mesh.cp > 1 or (mesh.tp > 1 and run.layout.sequence_parallel),
+        gathers=mesh.tp > 1 and run.layout.sequence_parallel,
         defers=mesh.pp > 1 and run.layout.defers_weights and model.lora is None,  # adapters do not
         divides=mesh.tp,
         whole=mesh.pp == 1,
@@ -203,7 +205,7 @@ def objective_of(config: Config) -> Objective:
     preference = tasks.task_of(request).preference(request)
     smoothing, z_loss = (train.label_smoothing, train.z_loss) if preference is None else (0.0, 0.0)
     routers = train.balance_loss, train.balance_rate, train.router_z_loss
-    return Objective(smoothing, z_loss, *routers, preference)
+    return Objective(smoothing, z_loss, *routers, mtp.weight_of(config), preference)
 
 
 def _placed(

@@ -139,6 +139,11 @@ class Model(Section):
         "rope_factor",
         gt=0,
     )
+    rope_mscale_all_dim: float | None = auto(
+        "scores of attention are multiplied by (0.1 x this x ln(rope_factor) + 1)^2 (llama with yarn, as in DeepSeek); "
+        "auto: by 1",
+        gt=0,
+    )
     rope_short_factors: Text | None = auto(
         "what divides the frequency of each pair, with commas between the numbers, if seq_len is at most "
         "rope_original_seq_len (llama with longrope)"
@@ -151,6 +156,21 @@ class Model(Section):
     )
     rotary_dim: int | None = auto(
         "channels of a head that rotary positions turn, the first ones (llama, as in Phi-4 mini); auto: all", ge=2
+    )
+    kv_latent_dim: int | None = auto(
+        "channels of the latent from which keys and values are computed, in place of hidden_dim: multi-head latent "
+        "attention (llama, as in DeepSeek-V3; codescent docs latents); needs rotary_dim; auto: none",
+        ge=1,
+        le=1_000_000,
+    )
+    q_latent_dim: int | None = auto(
+        "channels of the latent from which queries are computed; auto: none, they are computed from hidden_dim",
+        ge=1,
+        le=1_000_000,
+        only=given("model.kv_latent_dim"),
+    )
+    value_dim: int | None = auto(
+        "channels of a value; auto: head_dim - rotary_dim", ge=1, le=1_000_000, only=given("model.kv_latent_dim")
     )
     window: int | None = auto("a position attends to so many positions, itself included (llama); auto: to all", ge=1)
     full_every: int | None = auto(
@@ -244,6 +264,12 @@ class Model(Section):
         "takes all",
         gt=0,
         only=given("model.num_experts"),
+    )
+    mtp_layers: int | None = auto(
+        "modules behind the blocks, each of which predicts one more token in training (llama, as in DeepSeek-V3; "
+        "codescent docs latents); auto: none",
+        ge=1,
+        le=16,
     )
     causal: bool | None = auto("a target position attends to no later position (transformer); auto: true")
     embedding: Literal["tied", "untied", "none"] | None = auto(
@@ -469,6 +495,11 @@ class Train(Section):
         0.0,
         "coefficient of the z-loss of routers, the square of log Z of their scores, in training; 0: none; ST-MoE: 1e-3",
         ge=0,
+    )
+    mtp_weight: float | None = auto(
+        "weight of the mean loss of the modules that predict more tokens (lambda); auto: 0.3",
+        gt=0,
+        only=given("model.mtp_layers"),
     )
     device: Literal["auto", "cpu", "cuda", "xpu", "mps"] = key(
         "auto", "auto: the first of cuda (NVIDIA, and AMD by ROCm), xpu (Intel) and mps (Apple) that there is, else cpu"

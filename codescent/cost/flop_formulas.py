@@ -51,9 +51,8 @@ def sizes_of(plan: Plan) -> FormulaSizes:
     positions, work = plan.work.positions(-1), plan.work
     tokens = work.global_batch_size * positions
     n = round(plan.flops().dense_flops / (6 * tokens))
-    return FormulaSizes(
-        n, plan.model.num_layers, plan.model.num_heads * plan.model.head_dim, positions, work.global_batch_size
-    )
+    channels = (plan.model.num_heads * plan.model.head_dim + plan.model.values) // 2  # of keys, and of values
+    return FormulaSizes(n, plan.model.num_layers, channels, positions, work.global_batch_size)
 
 
 def formulas(sizes: FormulaSizes) -> tuple[Formula, ...]:

@@ -115,6 +115,8 @@ def _product(
         return
     (*outputs, inputs), matrices = _local(plan, tensor, rank), 1
     rows = _rows(plan, parameter, depth)
+    if parameter.role is Role.VOCAB:  # modules that predict more tokens read the head's, too
+        rows = round(rows * parameter.read_by)
     if parameter.role in EXPERTS:  # each expert of a rank reads its rows of all ranks that share the experts
         matrices = outputs[1]
         rows = round(rows * parameter.read_by * parameter.shape[1] / matrices)
@@ -135,7 +137,7 @@ def _product(
 
 def _formats(plan: Plan, parameter: Parameter, *, ends: bool) -> tuple[str, ...]:
     """Number formats of a product and of its two gradients; empty: all are in the precision (`operators.fp8.Fp8`)."""
-    fp8 = plan.work.fp8 and not plan.work.fp8_emulated and parameter.role in (Role.COLUMN, Role.ROW)
+    fp8 = plan.work.fp8 and not plan.work.fp8_emulated and parameter.role in (Role.COLUMN, Role.ROW, Role.STREAM)
     if ends or not fp8:
         return ()
     return FP8, FP8, FP8 if plan.work.fp8 == "tensorwise" else plan.work.precision
@@ -153,7 +155,7 @@ def _rows(plan: Plan, parameter: Parameter, depth: int) -> int:
     share, stream = (plan.task.head_share, -1) if ends else (1.0, parameter.stream)
     samples = -(-work.microbatch_size // plan.devices)  # of the first device, which has the most
     rows = round(samples * work.positions(stream) * share) // mesh.cp
-    alone = parameter.role is Role.LOGITS and plan.layout.sequence_parallel
+    alone = parameter.role in (Role.LOGITS, Role.STREAM) and plan.layout.sequence_parallel
     return rows // mesh.tp if alone else rows
 
 

@@ -98,7 +98,7 @@ BERT = Kind(
     write=_write,
     handled=("hidden_dropout_prob", "attention_probs_dropout_prob"),
     buffers=r"bert\.embeddings\.position_ids",
-    spare=r"bert\.pooler\..*|cls\.seq_relationship\..*",
+    spare=lambda _: r"bert\.pooler\..*|cls\.seq_relationship\..*",
     renamed=((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias")),
     tied={
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",

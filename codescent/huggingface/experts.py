@@ -127,24 +127,31 @@ class ExpertKeys:
 
 @dataclass(frozen=True)
 class DeepSeekKeys(ExpertKeys):
-    """Experts as DeepSeek-V3 has them: sigmoids, biases, groups, a factor, shared experts, first layers without any."""
+    """Experts as DeepSeek-V3 has them: sigmoids, biases, groups, a factor, shared experts, first layers without any.
+
+    `more`: its other keys with the value of a missing key; None: it must be there.
+    """
+
+    more: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
     def handled(self) -> tuple[str, ...]:
         """See ExpertKeys."""
-        return (*super().handled, *_DEEPSEEK)
+        return (*super().handled, *self.more)
 
     def read(self, settings: Settings) -> tuple[dict[str, Any], list[str]]:
         """See ExpertKeys."""
+        if self._is_dense(settings):
+            return {}, []
         found, problems = super().read(settings)
-        values: dict[str, Any] = {key: settings.get(key) for key in _DEEPSEEK}
+        values: dict[str, Any] = {key: settings.get(key) for key in self.more}
         for key in ("n_group", "topk_group", "n_shared_experts", "first_k_dense_replace"):
             least = 0 if key == "first_k_dense_replace" else 1
-            values[key] = _DEEPSEEK[key] if values[key] is None else values[key]
+            values[key] = self.more[key] if values[key] is None else values[key]
             if type(values[key]) is not int or values[key] < least:
                 problems.append(f"{key} = {json.dumps(values[key])}: not a number of at least {least}")
         scale = values["routed_scaling_factor"]
-        scale = 1.0 if scale is None else scale
+        scale = self.more["routed_scaling_factor"] if scale is None else scale
         if isinstance(scale, bool) or not isinstance(scale, int | float) or scale <= 0:
             problems.append(f"routed_scaling_factor = {json.dumps(scale)}: not a number above 0")
         if problems:
@@ -157,8 +164,15 @@ class DeepSeekKeys(ExpertKeys):
             found["dense_layers"] = values["first_k_dense_replace"]
         return found, problems
 
+    def _is_dense(self, settings: Settings) -> bool:
+        """Whether all layers are first layers, without experts."""
+        dense, layers = settings.get("first_k_dense_replace"), settings.get("num_hidden_layers")
+        return type(dense) is int and type(layers) is int and dense >= layers
+
     def write(self, shape: LlamaShape) -> dict[str, Any]:
         """See ExpertKeys."""
+        if not shape.num_experts:
+            return {"first_k_dense_replace": shape.num_layers}
         return super().write(shape) | {
             "n_group": shape.route_groups or 1,
             "topk_group": shape.groups_per_token or 1,
@@ -169,16 +183,17 @@ class DeepSeekKeys(ExpertKeys):
 
     def fits(self, shape: LlamaShape) -> bool:
         """See ExpertKeys."""
+        if not shape.num_experts:
+            return True
         shared = shape.shared_dim > 0 and shape.shared_dim % shape.inner_dim == 0
-        return shape.num_experts > 0 and self._of_router(shape) and shared and shape.expert_every == 1
+        return self._of_router(shape) and shared and shape.expert_every == 1
 
     def _of_router(self, shape: LlamaShape) -> bool:
         return shape.route_scores == "sigmoid" and shape.route_bias
 
     def words(self) -> Iterator[str]:
         """See ExpertKeys."""
-        yield "num_experts above 0"
-        yield 'route_scores = "sigmoid"'
+        yield 'no num_experts, or with route_scores = "sigmoid"'
         yield "route_bias = true"
         yield "shared_dim a multiple of expert_dim"
 
@@ -198,14 +213,6 @@ class DeepSeekKeys(ExpertKeys):
         yield same(f"{ours}.mlp.shared.down.weight", f"{layer}.shared_experts.{down}.weight", "o i")
 
 
-_DEEPSEEK: Mapping[str, int | None] = {
-    "n_group": 1,
-    "topk_group": 1,
-    "n_shared_experts": None,
-    "first_k_dense_replace": 0,
-    "routed_scaling_factor": None,
-}
-"""Keys of DeepSeekKeys with the value of a missing key; None: it must be there, or has its own default."""
 DOTS = DeepSeekKeys(
     {
         "num_experts": ("n_routed_experts", None),
@@ -214,6 +221,29 @@ DOTS = DeepSeekKeys(
     },
     other="num_local_experts",
     normed="norm_topk_prob",
+    more={
+        "n_group": 1,
+        "topk_group": 1,
+        "n_shared_experts": None,
+        "first_k_dense_replace": 0,
+        "routed_scaling_factor": 1.0,
+    },
+)
+DEEPSEEK = DeepSeekKeys(
+    {
+        "num_experts": ("n_routed_experts", 256),
+        "experts_per_token": ("num_experts_per_tok", 8),
+        "expert_dim": ("moe_intermediate_size", 2048),
+    },
+    other="num_local_experts",
+    normed="norm_topk_prob",
+    more={
+        "n_group": 8,
+        "topk_group": 4,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 3,
+        "routed_scaling_factor": 2.5,
+    },
 )
 NONE = ExpertKeys()
 """A family without experts."""

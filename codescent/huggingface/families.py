@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from codescent.huggingface.experts import DOTS, MIXTRAL, OLMOE, QWEN, ExpertKeys
+from codescent.huggingface.experts import DEEPSEEK, DOTS, MIXTRAL, OLMOE, QWEN, ExpertKeys
 from codescent.huggingface.experts import NONE as NO_EXPERTS
 from codescent.huggingface.kind import COMMON_IGNORED, Kind, Settings, is_true
+from codescent.huggingface.latents import LATENT_POSITIONS, LATENTS, NO_LATENTS, LatentKeys
 from codescent.huggingface.llama import axes, rows
 from codescent.huggingface.positions import LONG_WAVES, PARTIAL, PLAIN, TWO_BASES, RotaryKeys
 from codescent.huggingface.windows import ALL_CHOSEN, ALWAYS, BY_TYPE, CHOSEN, NEVER, Windows, alternating
@@ -33,6 +34,7 @@ class Family:
         windows: which layers have a sliding window.
         positions: how config.json says rotary positions.
         experts: how it says experts.
+        latents: how it says latents of keys and values.
         inert: see `Kind`.
     """
 
@@ -47,16 +49,18 @@ class Family:
     windows: Windows = NEVER
     positions: RotaryKeys = PLAIN
     experts: ExpertKeys = NO_EXPERTS
+    latents: LatentKeys = NO_LATENTS
     inert: str = ""
 
     def read(self, settings: Settings) -> tuple[dict[str, Any], list[str]]:
         """See `Kind.read`: traits, tied head, head size, windows, and rotary positions."""
         windows, problems = self.windows.read(settings)
         experts, more = self.experts.read(settings)
-        problems += more
-        channels = settings.get("head_dim", self.head_dim)
+        latents, others = self.latents.read(settings)
+        problems += [*more, *others]
+        channels = latents.get("head_dim") or settings.get("head_dim", self.head_dim)
         tied = is_true(settings, "tie_word_embeddings") if "tie_word_embeddings" in settings else self.tied
-        found = {"tie_head": tied, **self.traits, **windows, **experts}
+        found = {"tie_head": tied, **self.traits, **windows, **experts, **latents}
         if channels is not None and (type(channels) is not int or channels < 1):
             problems.append(f"head_dim = {channels!r}: not a size")
         elif channels is not None:
@@ -77,8 +81,8 @@ class Family:
 
     def write(self, shape: LlamaShape) -> dict[str, Any]:
         """See `Kind.write`."""
-        found = {"head_dim": shape.head_dim, "tie_word_embeddings": shape.tie_head, **self.positions.write(shape)}
-        found |= self.experts.write(shape)
+        found = {"tie_word_embeddings": shape.tie_head, **self.positions.write(shape)}
+        found |= self.latents.write(shape) | self.experts.write(shape)
         found |= {key: _written(getattr(shape, size)) for size, (key, _) in self.sized.items()}
         if "score_dim" in self.sized:
             found[self.sized["score_dim"][0]] = shape.score_dim or shape.head_dim
@@ -92,7 +96,8 @@ class Family:
         given |= self.traits
         windows = (self.windows.some or not shape.full_every) and (self.windows is not NEVER or not shape.window)
         alike = all(getattr(shape, name) == value for name, value in given.items())
-        return alike and windows and self.positions.fits(shape) and self.experts.fits(shape)
+        parts = self.positions.fits(shape), self.experts.fits(shape), self.latents.fits(shape)
+        return alike and windows and all(parts)
 
     def words(self) -> str:
         """The traits in words, for messages."""
@@ -101,6 +106,7 @@ class Family:
     def _words(self) -> Iterator[str]:
         yield from (f"{name} = {value}" for name, value in self.traits.items())
         yield from (f"any {name}" for name in self.sized)
+        yield from self.latents.words()
         yield from self.experts.words()
 
     def defaults(self, settings: Settings) -> dict[str, Any]:
@@ -134,13 +140,16 @@ class Family:
                 *sized,
                 *windows,
                 *self.experts.handled,
+                *self.latents.handled,
             ),
             fits=self.fits,
             defaults=self.defaults,
             buffers=r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
             tied={"lm_head.weight": "model.embed_tokens.weight"},
             fresh=("head.weight",),
-            free=("dropout", "seq_len", "fused", "capacity_factor"),
+            free=("dropout", "seq_len", "fused", "capacity_factor", "mtp_layers"),
+            spare=self.latents.spare,
+            held=self.latents.modules,
             inert=self.inert,
             neutral=_NEUTRAL,
         )
@@ -272,6 +281,22 @@ FAMILIES = (
         fixed=_NO_BIAS,
         windows=BY_TYPE,
         experts=DOTS,
+    ),
+    Family(
+        "deepseek_v3",
+        "DeepseekV3ForCausalLM",
+        missing={"num_kv_heads": 128},
+        fixed={
+            **_NO_BIAS,
+            "rope_interleave": (True,),
+            "scoring_func": ("sigmoid",),
+            "topk_method": ("noaux_tc",),
+            "moe_layer_freq": (1,),
+        },
+        positions=LATENT_POSITIONS,
+        experts=DEEPSEEK,
+        latents=LATENTS,
+        inert="ep_size aux_loss_alpha seq_aux",
     ),
     Family(
         "olmoe",

@@ -140,6 +140,7 @@ def open_folder(path: Path, model: ModelFacts | None = None) -> Folder:
         problems.append(f"{path}: {shape.num_layers} layers by {CONFIG}, but only {len(found)} tensors in all")
     if problems or shape is None:
         raise UserError(*problems)
+    shape = kind.held(shape, {} if model is None else model.sizes, found)
     parts = parts_of(kind, shape)
     whole = kind.architectures(shape)
     named = settings.get("architectures") or whole
@@ -149,7 +150,7 @@ def open_folder(path: Path, model: ModelFacts | None = None) -> Folder:
     wanted = {part.tensor: part for of_one in parts.values() for part in of_one}
     absent = tuple(name for name in kind.fresh if headless and any(p.tensor not in found for p in parts.get(name, ())))
     without = {part.tensor for name in absent for part in parts[name]}
-    spare = tuple(name for name in found if re.fullmatch(kind.spare, name) and name not in wanted)
+    spare = tuple(name for name in found if re.fullmatch(kind.spare(shape), name) and name not in wanted)
     found = {name: stored for name, stored in found.items() if name not in spare}
     problems += _misfits(path, kind, {name: part for name, part in wanted.items() if name not in without}, found)
     if problems:
@@ -318,6 +319,13 @@ def _inert(kind: Kind, settings: Mapping[str, Any]) -> tuple[str, ...]:
     """The keys of config.json that are not read, because they change neither a tensor nor a product."""
     read = {*kind.sizes.values(), *kind.fixed, *kind.ignored.split(), *kind.handled}
     return tuple(key for key, value in settings.items() if key not in read and kind.changes_nothing(key, value))
+
+
+def spare_tensors(folder: Folder) -> str:
+    """A sentence that names the tensors that are not read."""
+    shown, more = sorted(folder.spare)[:_SHOWN], len(folder.spare) - _SHOWN
+    rest = f" and {more} more" if more > 0 else ""
+    return f"left out, because this {folder.kind.name} does not use them: {', '.join(shown)}{rest}"
 
 
 def inert_keys(folder: Folder) -> str:

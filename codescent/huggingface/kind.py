@@ -34,7 +34,10 @@ class Kind:
     fits: Callable[[Any], bool] = lambda shape: True  # whether transformers computes a model of this shape by this kind
     full: Callable[[Any], Shape] = lambda shape: shape  # the shape with all the folder's parameters; export adds zeros
     buffers: str = r"(?!)"  # pattern of buffers that old folders store
-    spare: str = r"(?!)"  # pattern of tensors that our model does not use; import reports and skips them
+    # shape of a folder, sizes of the run that reads it, names of its tensors -> the shape with what the run can read
+    held: Callable[[Any, Mapping[str, Any], Collection[str]], Any] = lambda shape, model, tensors: shape
+    # pattern of tensors that a model of our shape does not use; import reports and skips them
+    spare: Callable[[Any], str] = lambda shape: r"(?!)"
     renamed: tuple[tuple[str, str], ...] = ()  # pattern of a part of an old name, and its replacement
     tied: Mapping[str, str] = field(default_factory=dict)  # tied tensor to the tensor that it repeats
     fresh: Collection[str] = ()  # parameters that a folder without a head lacks: training initialises them at random

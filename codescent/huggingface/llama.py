@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from codescent.huggingface import latents
 from codescent.huggingface.correspond import Row, Theirs, same
 from codescent.huggingface.experts import NONE, ExpertKeys
 from codescent.models.llama.declare import LlamaShape
 
-_BLOCK, _THEIRS = "blocks.#", "model.layers.#"
+_BLOCK, _MODULE, _THEIRS = "blocks.#", "mtp.#", "model.layers.#"
 _NORMS = {
     "first": {"norm_1": "input_layernorm", "norm_2": "post_attention_layernorm"},
     "output": {"norm_1": "post_attention_layernorm", "norm_2": "post_feedforward_layernorm"},
@@ -34,34 +35,50 @@ def rows(shape: LlamaShape, experts: ExpertKeys = NONE) -> tuple[Row, ...]:
     `experts`: how the family names experts. With `shape.fused` queries, keys and values are one matrix, and so are
     gates and values of the feed-forward.
     """
+    return (
+        same("tok.weight", "model.embed_tokens.weight", "v d"),
+        *_block(shape, experts, _BLOCK, _THEIRS),
+        same("norm.weight", "model.norm.weight", "d"),
+        *(_predictor(shape, experts) if shape.mtp_layers else ()),
+        same("head.weight", "lm_head.weight", "v d"),
+    )
+
+
+def _predictor(shape: LlamaShape, experts: ExpertKeys) -> Iterator[Row]:
+    """The rows of modules that predict more tokens. They have the numbers behind those of the blocks, as ours."""
+    yield from _block(shape, experts, f"{_MODULE}.block", _THEIRS)
+    for ours, theirs in (("embed_norm", "enorm"), ("hidden_norm", "hnorm"), ("norm", "shared_head.norm")):
+        yield same(f"{_MODULE}.{ours}.weight", f"{_THEIRS}.{theirs}.weight", "d")
+    yield same(f"{_MODULE}.join.weight", f"{_THEIRS}.eh_proj.weight", "d i")
+
+
+def _block(shape: LlamaShape, experts: ExpertKeys, ours: str, theirs: str) -> tuple[Row, ...]:
+    """The rows of a block. `ours`, `theirs`: its name."""
     ffn = shape.ffn_dim
     halves = [("gate_proj", (0, 0)), ("up_proj", (0, 0))]
     if shape.fused:
         halves = [("gate_up_proj", (0, 2 * ffn)), ("gate_up_proj", (ffn, 2 * ffn))]
     return (
-        same("tok.weight", "model.embed_tokens.weight", "v d"),
-        *(
-            same(f"{_BLOCK}.{ours}.weight", f"{_THEIRS}.{theirs}.weight", "d")
-            for ours, theirs in _NORMS[shape.norm].items()
-        ),
-        *_attention(shape),
+        *(same(f"{ours}.{one}.weight", f"{theirs}.{norm}.weight", "d") for one, norm in _NORMS[shape.norm].items()),
+        *_attention(shape, ours, theirs),
         Row(
-            f"{_BLOCK}.mlp.gate_up.weight",
+            f"{ours}.mlp.gate_up.weight",
             "f u d",
             tuple(
-                Theirs(f"{_THEIRS}.mlp.{name}.weight", "f d", {"u": (half, half + 1)}, rows=rows)
+                Theirs(f"{theirs}.mlp.{name}.weight", "f d", {"u": (half, half + 1)}, rows=rows)
                 for half, (name, rows) in enumerate(halves)
             ),
         ),
-        *experts.rows(shape, _BLOCK, _THEIRS),
-        same(f"{_BLOCK}.mlp.down.weight", f"{_THEIRS}.mlp.down_proj.weight", "o i"),
-        same("norm.weight", "model.norm.weight", "d"),
-        same("head.weight", "lm_head.weight", "v d"),
+        *experts.rows(shape, ours, theirs),
+        same(f"{ours}.mlp.down.weight", f"{theirs}.mlp.down_proj.weight", "o i"),
     )
 
 
-def _attention(shape: LlamaShape) -> Iterator[Row]:
+def _attention(shape: LlamaShape, ours: str, theirs: str) -> Iterator[Row]:
     """The rows of attention. A shape may lack biases and norms."""
+    if shape.kv_latent_dim:
+        yield from latents.rows(shape, ours, theirs)
+        return
     queries, pairs = shape.num_heads // shape.num_kv_heads, {"k": _order(shape)}
     heads = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
     first, total, pieces = 0, sum(heads) * shape.head_dim, list[tuple[str, tuple[int, int]]]()
@@ -74,16 +91,16 @@ def _attention(shape: LlamaShape) -> Iterator[Row]:
         ("(g k)", (queries + 1, queries + 2), {}),
     ]
     for leaf, inputs in (("weight", " d"), ("bias", "")):
-        theirs = tuple(
-            Theirs(f"{_THEIRS}.self_attn.{name}.{leaf}", f"{dims}{inputs}", {"e": some}, order, rows)
+        parts = tuple(
+            Theirs(f"{theirs}.self_attn.{name}.{leaf}", f"{dims}{inputs}", {"e": some}, order, rows)
             for (name, rows), (dims, some, order) in zip(pieces, has, strict=True)
         )
-        yield Row(f"{_BLOCK}.attn.qkv.{leaf}", f"(g e k){inputs}", theirs)
+        yield Row(f"{ours}.attn.qkv.{leaf}", f"(g e k){inputs}", parts)
     over_all = {"q_norm": "(g q k)", "k_norm": "(g k)"} if shape.qk_norm == "all" else {"q_norm": "k", "k_norm": "k"}
     for name, dims in over_all.items():
-        norm = Theirs(f"{_THEIRS}.self_attn.{name}.weight", dims, order=pairs)
-        yield Row(f"{_BLOCK}.attn.{name}.weight", dims, (norm,))
-    yield same(f"{_BLOCK}.attn.out.weight", f"{_THEIRS}.self_attn.o_proj.weight", "o i")
+        norm = Theirs(f"{theirs}.self_attn.{name}.weight", dims, order=pairs)
+        yield Row(f"{ours}.attn.{name}.weight", dims, (norm,))
+    yield same(f"{ours}.attn.out.weight", f"{theirs}.self_attn.o_proj.weight", "o i")
 
 
 def _order(shape: LlamaShape) -> tuple[int, ...]:

@@ -84,6 +84,8 @@ class RotaryKeys:
     def fits(self, shape: LlamaShape) -> bool:
         """Whether a shape's positions can be written."""
         scaling, windowed = shape.rope_scaling, shape.window > 0
+        if scaling is not None and scaling.mscale_all_dim is not None:
+            return False
         local = self.two_bases if shape.rope_local_theta else not (self.two_bases and windowed and scaling)
         return local and (self.partial or not shape.rotary_dim) and not (self.partial and _is_other(shape))
 

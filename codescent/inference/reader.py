@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 from codescent.base.device_kinds import CUDA
 from codescent.inference.graphs import DecodeGraphs
 from codescent.models.decoder import Decoder
-from codescent.operators.cache import KeysValues, RowPart, RowsPass
+from codescent.operators.cache import CachedToken, KeysValues, RowPart, RowsPass
 
 # Shapes: N tokens of a pass, B rows whose logits are wanted, V vocab_size.
 
@@ -43,7 +44,9 @@ class Reader:
         self.module = module
         weight = module.tok.weight
         self.device = weight.device
-        self.memory = KeysValues(module.shape.num_layers, pages, page_size, head_of(module), self.device, weight.dtype)
+        self.memory = KeysValues(
+            module.shape.num_layers, pages, page_size, cached_token(module), self.device, weight.dtype
+        )
 
         self.graphs = DecodeGraphs(module, self.memory) if self.device.type == CUDA else None
 
@@ -57,16 +60,13 @@ class Reader:
         return logits_BV
 
 
-def head_of(module: Decoder) -> tuple[int, int]:
-    """Key-value heads of this rank, and the channels of a head."""
-    attention = next(iter(module.blocks.values())).get_submodule("attn")
-    rows = attention.get_parameter("qkv.weight").shape[0]
-    head_dim = module.shape.head_dim
-    group_rows = module.shape.num_heads // module.shape.num_kv_heads + 2
-    return rows // (group_rows * head_dim), head_dim
+def cached_token(module: Decoder) -> CachedToken:
+    """What a layer of this rank keeps of a token."""
+    attention: Any = next(iter(module.blocks.values())).get_submodule("attn")
+    found: CachedToken = attention.cached
+    return found
 
 
 def page_bytes(module: Decoder, page_size: int) -> int:
     """Bytes of the keys and values of a page in all layers."""
-    groups, head_dim = head_of(module)
-    return 2 * module.shape.num_layers * groups * head_dim * page_size * module.tok.weight.element_size()
+    return cached_token(module).numbers * module.shape.num_layers * page_size * module.tok.weight.element_size()

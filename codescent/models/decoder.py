@@ -14,6 +14,7 @@ from codescent.operators.cache import Cache, LayerCache
 from codescent.operators.documents import DocumentBounds
 from codescent.operators.dropout import drop
 from codescent.operators.preferences import ComparedAnswers
+from codescent.operators.routing import attached
 from codescent.operators.tables import Table
 
 # Shapes: B samples, T positions, D hidden_dim, V vocab_size; C = head_dim / 2 of rotary positions; M documents of a
@@ -131,6 +132,22 @@ class Decoder(Part):
         """Embeddings times `embedding_scale`, which is rounded to their dtype, as models were trained that have one."""
         return x_BTD if self.embedding_scale is None else x_BTD * self.embedding_scale.on(x_BTD.device, x_BTD.dtype)
 
+    def ahead(
+        self,
+        x_BTD: Tensor,
+        inputs_BT: Tensor,
+        targets_BT: Tensor,
+        weight_VD: Tensor,
+        loss_scale: float,
+        angles: Sequence[Tensor | None],
+        documents: DocumentBounds | None,
+    ) -> Tensor | None:
+        """The summed loss of tokens behind the next one, with a scaled gradient; None: no module predicts them.
+
+        `x_BTD`: the states that the head reads. `inputs_BT`, `targets_BT`: of whole samples.
+        """
+        return None
+
     def forward(
         self,
         inputs: Tensor,
@@ -191,10 +208,14 @@ class Decoder(Part):
         elif wanted_N is not None:
             x_BTD = x_BTD.flatten(0, 1)[wanted_N]
         x_BTD, weight_VD = self.norm(x_BTD), self.tok.weight if self.ties_head else self.head.weight
+        ahead = None
         if targets_BT is not None:
+            if self.training and self.objective.mtp_weight and spans_BT is None:
+                ahead = self.ahead(x_BTD, inputs, targets_BT, weight_VD, loss_scale, angles, documents)
             targets_BT = self.select_tokens(targets_BT)
         if targets_BT is not None and spans_BT is not None:
             answers = ComparedAnswers(spans_BT, references_BK, wanted_BA)
             return self.compare(x_BTD, weight_VD, targets_BT, answers, loss_scale, tied_gradient_VD)
         skips = lengths_B is not None or documents is not None
-        return self.predict(x_BTD, weight_VD, targets_BT, loss_scale, tied_gradient_VD, skip_negative=skips)
+        loss = self.predict(x_BTD, weight_VD, targets_BT, loss_scale, tied_gradient_VD, skip_negative=skips)
+        return loss if ahead is None else attached(loss, ahead)

@@ -124,7 +124,8 @@ class Part(nn.Module):
         for layer, keys_B in zip(self.drops_of_adapters, keys_SB.unbind(0), strict=True):
             if layer is not None:
                 layer.adapter_keys_B = keys_B
-                layer.adapter_rows_T = None if self.shape.streams else self.tokens_T
+                rows_T = self.rows_T if layer.reads_rows else self.tokens_T
+                layer.adapter_rows_T = None if self.shape.streams else rows_T
 
     def dropout_keys(self, batch: int) -> Tensor | None:
         """The keys [S, B] of all dropout sites; None: this pass has no dropout."""

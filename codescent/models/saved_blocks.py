@@ -36,7 +36,7 @@ def positions_of_documents(forward: ForwardPass, width: int) -> Iterator[SavedTe
 
 def attention_sizes(shape: Shape, stream: Stream) -> AttentionSizes:
     """Of the layers of a stream, which have the same window."""
-    window = shape.windows[stream.depths[0] - 1]
+    window = shape.windows[min(stream.depths[0], shape.num_layers) - 1]  # behind the blocks that of the last one
     sizes = shape.num_heads, shape.num_kv_heads, shape.head_dim
     return AttentionSizes(*sizes, stream.positions, window, shape.score_cap)
 

@@ -43,12 +43,16 @@ class Shape:
         full_every: with a window: every so-many-th layer has none; 0: all have it.
         score_cap, logit_cap: soft caps of the scores of attention, and of the logits; 0: none.
         score_dim: products of queries and keys are divided by its square root; 0: head_dim.
+        value_dim: channels of a value; 0: head_dim.
+        mtp_layers: modules behind the blocks, each of which predicts one more token in training.
+        norm_offset: what norms add to their weights: initially these are 1 without it.
+        cached: numbers of a token that a cache holds in each layer, if it holds no keys and values; 0: it does.
         mup_base_dim, mup_base_head_dim: hidden_dim (0: no mu-P) and head_dim (0: the same) of the base of mu-P.
         refuses: mesh axes that the model does not support, each with the reason; with tp > 1 also keys of [parallel].
         refuses_values: values of keys of [parallel] that it does not support, each with the reason as a clause.
         own_layers: whether the matrices of its blocks are in linear layers of codescent.
         needs_weights: why its initial values cannot be random; "": they can.
-        num_experts: experts of a layer that has them in place of one feed-forward; 0: no layer has.
+        num_experts: experts of a layer in place of one feed-forward; 0: no layer has some.
         undivided_axes: mesh axes along which the model has nothing to divide.
         uncompiled: why torch.compile does not compile its blocks, in words behind the kind; "": it may.
     """
@@ -73,12 +77,17 @@ class Shape:
     score_cap: float = 0.0
     logit_cap: float = 0.0
     score_dim: int = 0
+    value_dim: int = 0
+    mtp_layers: int = 0
+    cached: ClassVar[int] = 0
     mup_base_dim: int = 0
     mup_base_head_dim: int = 0
     num_experts: int = 0
     refuses: ClassVar[Mapping[str, str]] = {}
     refuses_values: ClassVar[Mapping[str, tuple[tuple[object, ...], str]]] = {}
     uncompiled: ClassVar[str] = ""
+    norm_offset: ClassVar[float] = 0.0
+    needs_weights: ClassVar[str] = ""
     own_layers: ClassVar[bool] = True
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -128,11 +137,6 @@ class Shape:
         return windows_of(self.num_layers, self.window, self.full_every)
 
     @property
-    def norm_offset(self) -> float:
-        """What norms add to their weights: initially these are 1 without it."""
-        return 0.0
-
-    @property
     def causal_layers(self) -> int:
         """Number of layers whose self-attention is causal."""
         return self.num_layers
@@ -150,11 +154,6 @@ class Shape:
     def expert_rows(self, positions: int) -> int:
         """Rows of all experts of a layer that has some, of a sample of so many positions."""
         return 0
-
-    @property
-    def needs_weights(self) -> str:
-        """See the class."""
-        return ""
 
 
 class EqualHeads(Shape):

@@ -22,7 +22,7 @@ from codescent.operators.rotary import turn
 from codescent.operators.soft_cap import capped
 
 if TYPE_CHECKING:
-    from codescent.operators.cache import LayerCache
+    from codescent.operators.cache import CachedToken, LayerCache
 
 # Shapes: B batch, T positions, S positions of the keys or slots of the cache, D hidden_dim, H query heads, G key-value
 # heads, which are also the groups; R = H / G query heads of a group, E = R + 2 heads of a group: its queries, key and
@@ -125,7 +125,7 @@ class Attention(nn.Module):
         if self.causal and keys_B is None and padding_BT is None and self.core is None:
             y_BTD = self.out(causal_attention(qkv_BTGEK, self.recompute, self.scores, documents))
             return y_BTD
-        q_BHTK, k_BTGK, v_BTGK = _by_kind(qkv_BTGEK)
+        q_BHTK, k_BTGK, v_BTGK = by_kind(qkv_BTGEK)
         k_BGTK, v_BGTK = k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2)
         if self.core is not None:
             y_BHTK = self.core(
@@ -145,6 +145,13 @@ class Attention(nn.Module):
             y_BHTK = attend(q_BHTK, k_BGTK, v_BGTK, hidden, keys_B, self.dropout, self.first_head, self.scores)
         y_BTD = self.out(y_BHTK.transpose(1, 2).flatten(2))
         return y_BTD
+
+    @property
+    def cached(self) -> CachedToken:
+        """What a cache holds of a token: keys and values of this rank's heads."""
+        from codescent.operators.cache import CachedToken  # noqa: PLC0415 - it imports this module
+
+        return CachedToken(self.qkv.weight.shape[0] // (self.group_rows * self.head_dim), self.head_dim)
 
 
 class CrossAttention(nn.Module):
@@ -246,8 +253,8 @@ def attend(
     return products.matmul(kept.view_as(scores_BHTS), v_BHSK)
 
 
-def _by_kind(qkv_BTGEK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q [B, H, T, K], k and v [B, T, G, K]."""
+def by_kind(qkv_BTGEK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q [B, H, T, K], k and v [B, T, G, K], of [B, T, G, E, K]."""
     queries = qkv_BTGEK.shape[3] - 2
     q_BTGRK, k_BTG1K, v_BTG1K = torch.split(qkv_BTGEK, [queries, 1, 1], dim=3)
     return q_BTGRK.flatten(2, 3).transpose(1, 2), k_BTG1K.squeeze(3), v_BTG1K.squeeze(3)
@@ -275,16 +282,17 @@ def causal_attention(
     packed = offsets_N is not None and packed_attention.serves(qkv_BTGEK)
     if on_cpu or (scores.by_blocks and not packed):
         begins_BT = None if documents is None else documents.begins_BT
-        if torch.compiler.is_compiling() or keeping():
+        if (torch.compiler.is_compiling() or keeping()) and not scores.values:
             y_BTD: Tensor = block_attention_op(qkv_BTGEK, scores.window, scores.cap, scores.width, begins_BT)[0]
             return y_BTD
         y_BTD = BlockAttention.apply(qkv_BTGEK, recompute, scores, begins_BT)  # type: ignore[no-untyped-call]
         return y_BTD
-    q_BHTK, k_BTGK, v_BTGK = _by_kind(qkv_BTGEK)
+    q_BHTK, k_BTGK, v_BTGK = by_kind(qkv_BTGEK)
     scale = scores.scale(q_BHTK.shape[-1])
     if packed:
         assert offsets_N is not None
-        return packed_attention.attend(q_BHTK, k_BTGK, v_BTGK, offsets_N, scores.window, scale)
+        y_BTD = packed_attention.attend(q_BHTK, k_BTGK, v_BTGK, offsets_N, scores.window, scale)
+        return scores.of_values(torch.unflatten(y_BTD, 2, (-1, q_BHTK.shape[-1]))).flatten(2)
     seen = None if documents is None else documents.seen()
     y_BHTK = F.scaled_dot_product_attention(
         q_BHTK,
@@ -295,4 +303,4 @@ def causal_attention(
         scale=scale,
         enable_gqa=qkv_BTGEK.shape[3] > 3,
     )
-    return y_BHTK.transpose(1, 2).flatten(2)
+    return scores.of_values(y_BHTK.transpose(1, 2)).flatten(2)

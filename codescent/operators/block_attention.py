@@ -18,9 +18,9 @@ from codescent.operators.saved_attention import BLOCK_QUERIES, KEEP_HEAD_DIMS, f
 from codescent.operators.soft_cap import cap_
 
 # Shapes: B batch, T positions, G key-value heads, which are also the groups; E heads of a group: its queries, key and
-# value; K head_dim. P = B * G pairs of sample and group, Q queries of a block, S keys that one of them sees, R query
-# heads of a group, N = R * Q rows of the heads of a group. `begins_BT`: see `documents.DocumentBounds`; None: a sample
-# is one document. Samples with documents are computed one by one: each has other keys that no block reads.
+# value; K head_dim, V channels of a value. P = B * G pairs of sample and group, Q queries of a block, S keys that one
+# sees, R query heads of a group, N = R * Q rows of the heads of a group. `begins_BT`: see `DocumentBounds`; None: one
+# document a sample. Samples with documents are computed one by one: each has other keys that no block reads.
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,21 @@ class ScoreTraits:
         window: a position sees so many positions, itself included; 0: all earlier ones.
         cap: a score s becomes cap * tanh(s / cap) (Gemma Team 2024, "Gemma 2", section 2); 0: it stays.
         width: products are divided by the square root of this number; 0: of the channels of a head.
+        values: channels of a value, the first ones of a head; the others are 0, and have no output. 0: it has all.
     """
 
     window: int = 0
     cap: float = 0.0
     width: float = 0.0
+    values: int = 0
 
     def within(self, length: int) -> ScoreTraits:
         """The same for samples of so many positions: a window of all of them is none."""
         return self if self.window < length else replace(self, window=0)
+
+    def of_values(self, x: Tensor) -> Tensor:
+        """The channels that a value has, of those of a head."""
+        return x[..., : self.values] if self.values else x
 
     @property
     def by_blocks(self) -> bool:
@@ -159,19 +165,19 @@ def _attend(qkv_BTGEK: Tensor, keep: bool, seen: _Seen) -> tuple[Tensor, Tensor,
     """The attention output, the projections ordered by head, and if `keep` the probabilities of each block."""
     batch, length, groups, rows, head_dim = qkv_BTGEK.shape
     qkv_EPTK = qkv_BTGEK.permute(3, 0, 2, 1, 4).reshape(rows, batch * groups, length, head_dim)
-    v_PTK = qkv_EPTK[-1]
+    v_PTV = seen.scores.of_values(qkv_EPTK[-1])
     later_QT = _later(length, qkv_BTGEK)
     blocks, kept = [], []
     for start in range(0, length, BLOCK_QUERIES):
         stop = min(start + BLOCK_QUERIES, length)
         probabilities_PNS, _ = _probabilities(qkv_EPTK, later_QT, start, stop, seen)
-        y_PNK = torch.bmm(probabilities_PNS, v_PTK[:, seen.first(start) : stop])
-        blocks.append(y_PNK.view(batch * groups, rows - 2, stop - start, head_dim))
+        y_PNV = torch.bmm(probabilities_PNS, v_PTV[:, seen.first(start) : stop])
+        blocks.append(y_PNV.view(batch * groups, rows - 2, stop - start, v_PTV.shape[2]))
         if keep:
             kept.append(probabilities_PNS)
-    y_PRTK = blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
-    y_BHTK = y_PRTK.view(batch, groups * (rows - 2), length, head_dim)
-    return y_BHTK.transpose(1, 2).reshape(batch, length, -1), qkv_EPTK, kept
+    y_PRTV = blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
+    y_BHTV = y_PRTV.view(batch, groups * (rows - 2), length, v_PTV.shape[2])
+    return y_BHTV.transpose(1, 2).reshape(batch, length, -1), qkv_EPTK, kept
 
 
 def _later(length: int, like: Tensor) -> Tensor:
@@ -211,11 +217,12 @@ def _probabilities(
 def _attend_backward(d_y_BTD: Tensor, qkv_EPTK: Tensor, kept: list[Tensor], seen: _Seen) -> Tensor:
     rows, pairs, length, head_dim = qkv_EPTK.shape
     batch, heads = len(d_y_BTD), rows - 2
-    q_RPTK, k_PTK, v_PTK = qkv_EPTK[:-2], qkv_EPTK[-2], qkv_EPTK[-1]
-    d_y_BTGRK = d_y_BTD.reshape(batch, length, -1, heads, head_dim)
-    d_y_RPTK = d_y_BTGRK.permute(3, 0, 2, 1, 4).reshape(heads, pairs, length, head_dim)
-    d_qkv_EPTK = torch.empty_like(qkv_EPTK) if seen.all_earlier else torch.zeros_like(qkv_EPTK)
-    d_q_RPTK, d_k_PTK, d_v_PTK = d_qkv_EPTK[:-2], d_qkv_EPTK[-2], d_qkv_EPTK[-1]
+    q_RPTK, k_PTK, v_PTV = qkv_EPTK[:-2], qkv_EPTK[-2], seen.scores.of_values(qkv_EPTK[-1])
+    d_y_BTGRV = d_y_BTD.reshape(batch, length, -1, heads, v_PTV.shape[2])
+    d_y_RPTV = d_y_BTGRV.permute(3, 0, 2, 1, 4).reshape(heads, pairs, length, v_PTV.shape[2])
+    filled = seen.all_earlier and v_PTV.shape[2] == head_dim
+    d_qkv_EPTK = torch.empty_like(qkv_EPTK) if filled else torch.zeros_like(qkv_EPTK)
+    d_q_RPTK, d_k_PTK, d_v_PTV = d_qkv_EPTK[:-2], d_qkv_EPTK[-2], seen.scores.of_values(d_qkv_EPTK[-1])
     later_QT = _later(length, qkv_EPTK) if not kept else qkv_EPTK
     scale = seen.scores.factor(head_dim)
     # The last block comes first: if it sees every key, it writes all of d_k and d_v. Other blocks add.
@@ -226,8 +233,8 @@ def _attend_backward(d_y_BTD: Tensor, qkv_EPTK: Tensor, kept: list[Tensor], seen
             p_PNS = kept[start // BLOCK_QUERIES]
         else:
             p_PNS, slope_PNS = _probabilities(qkv_EPTK, later_QT, start, stop, seen)
-        d_y_PNK = _rows(d_y_RPTK, start, stop)
-        d_p_PNS = torch.bmm(d_y_PNK, v_PTK[:, keys].transpose(1, 2))
+        d_y_PNV = _rows(d_y_RPTV, start, stop)
+        d_p_PNS = torch.bmm(d_y_PNV, v_PTV[:, keys].transpose(1, 2))
         # torch's backward of softmax, in one pass. It has no public name.
         d_s_PNS = torch.ops.aten._softmax_backward_data(d_p_PNS, p_PNS, -1, p_PNS.dtype)
         if slope_PNS is not None:
@@ -238,7 +245,7 @@ def _attend_backward(d_y_BTD: Tensor, qkv_EPTK: Tensor, kept: list[Tensor], seen
         if d_q_PNK.data_ptr() != d_q_RPTK[:, :, start:stop].data_ptr():  # of several heads it may be a copy
             d_q_RPTK[:, :, start:stop] = d_q_PNK.view(pairs, heads, stop - start, head_dim).transpose(0, 1)
         d_k_PTK[:, keys].baddbmm_(d_s_PNS.transpose(1, 2), _rows(q_RPTK, start, stop), beta=beta, alpha=scale)
-        d_v_PTK[:, keys].baddbmm_(p_PNS.transpose(1, 2), d_y_PNK, beta=beta)
+        d_v_PTV[:, keys].baddbmm_(p_PNS.transpose(1, 2), d_y_PNV, beta=beta)
     d_qkv_EBGTK = d_qkv_EPTK.view(rows, batch, -1, length, head_dim)
     d_qkv_BTGEK: Tensor = d_qkv_EBGTK.permute(1, 3, 2, 0, 4).contiguous()
     return d_qkv_BTGEK

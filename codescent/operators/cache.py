@@ -15,7 +15,7 @@ from codescent.operators.block_attention import ScoreTraits
 
 # Shapes: N new tokens of all rows of a pass, one row behind the other; T new tokens of a row, S slots that they see; L
 # layers, M slots in memory, G key-value heads, R query heads of a group, H = G * R, E = R + 2, K head_dim, D hidden
-# size; B rows, P pages of a row.
+# size; B rows, P pages of a row; 2: key and value of a head (1, if an entry is both: see `CachedToken`).
 _MULTIPLE = 128
 """See `few_lengths`."""
 
@@ -34,11 +34,31 @@ def reads_in_place(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
+class CachedToken(NamedTuple):
+    """What a layer keeps of a token.
+
+    Attributes:
+        groups: key-value heads.
+        channels: of a key.
+        latent: a key is its own value: so many last channels of it (multi-head latent attention); 0: both are apart.
+    """
+
+    groups: int
+    channels: int
+    latent: int = 0
+
+    @property
+    def numbers(self) -> int:
+        """Of a layer."""
+        return self.groups * self.channels * (1 if self.latent else 2)
+
+
 class LayerCache(Protocol):
     """What attention of one layer reads and writes in a forward pass with a cache."""
 
     def attend(self, qkv_1NGEK: Tensor, scores: ScoreTraits) -> Tensor:
-        """Keep the new keys and values, and attend to all of each text: [1, N, H * K]."""
+        """Keep the new keys and values, and attend to all of each text: [1, N, H * K]. With latents E = R + 1, and the
+        result has the channels of a value."""
 
 
 class Cache(Protocol):
@@ -62,8 +82,10 @@ class KeysValues:
     A page is `page_size` slots that follow each other. The last page is for tokens that nobody reads (`PagesPass`).
 
     Attributes:
+        token: what a layer keeps of a token.
         of_layers_LMG2K: keys, then values.
         layers: the same, layer by layer.
+        kinds: tensors of a head: a key and a value, or an entry that is both.
     """
 
     def __init__(
@@ -71,16 +93,21 @@ class KeysValues:
         num_layers: int,
         pages: int,
         page_size: int,
-        head: tuple[int, int],
+        token: CachedToken,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        groups, head_dim = head
+        self.token, self.kinds = token, 1 if token.latent else 2
         self.page_size, self.spare = page_size, pages
-        slots = (pages + 1) * page_size
+        slots, head = (pages + 1) * page_size, (token.groups, self.kinds, token.channels)
         # On a CPU, zeros take memory only as they are written.
-        self.of_layers_LMG2K = torch.zeros(num_layers, slots, groups, 2, head_dim, device=device, dtype=dtype)
+        self.of_layers_LMG2K = torch.zeros(num_layers, slots, *head, device=device, dtype=dtype)
         self.layers = self.of_layers_LMG2K.unbind(0)
+
+    def parts(self, kv_2K: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of [.., 2, K]."""
+        values_K = kv_2K.select(-2, -1)
+        return kv_2K.select(-2, 0), values_K[..., -self.token.latent :] if self.token.latent else values_K
 
 
 class TextPages:
@@ -174,6 +201,7 @@ class _RowKeys:
         self._views: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None = None
         self._index_S: Tensor | None = None
         in_place, length = reads_in_place(device), part.length - begin
+        self.shares_entries = memory.token.latent > 0
         self._read = few_lengths(length, len(memory.layers[0]), device)
         self.is_causal = in_place and before == 0 and not (window and window < part.length)
         if not in_place:
@@ -183,7 +211,7 @@ class _RowKeys:
         elif len(self._slots) == 1:
             # All layers at once: a view of each would cost more than its attention.
             first, end = self._slots[0]
-            keys, values = memory.of_layers_LMG2K[:, None, first:end].permute(4, 0, 1, 3, 2, 5).unbind(0)
+            keys, values = memory.parts(memory.of_layers_LMG2K[:, None, first:end].transpose(2, 3))
             self._views = keys.unbind(0), values.unbind(0)
 
     @property
@@ -207,8 +235,7 @@ class _RowKeys:
             kv_SG2K = kv_MG2K.index_select(0, self._index_S)
         else:
             kv_SG2K = torch.cat([kv_MG2K[first:end] for first, end in self._slots])
-        keys_1GSK, values_1GSK = kv_SG2K[None].permute(3, 0, 2, 1, 4).unbind(0)
-        return keys_1GSK, values_1GSK
+        return self._memory.parts(kv_SG2K[None].transpose(1, 2))
 
 
 class _LayerOfRows:
@@ -221,7 +248,7 @@ class _LayerOfRows:
         """See `LayerCache`."""
         rows, layer = self._rows, self._layer
         qkv_NGEK = qkv_1NGEK[0]
-        queries = qkv_NGEK.shape[2] - 2
+        queries = qkv_NGEK.shape[2] - rows.memory.kinds
         rows.memory.layers[layer].index_copy_(0, rows.slots_N, qkv_NGEK[:, :, queries:])
         q_NGRK, keys = qkv_NGEK[:, :, :queries], rows.seen(scores.window)
         if rows.has_single_tokens and not scores.cap:
@@ -238,6 +265,10 @@ class _LayerOfRows:
 def _attended(q_TGRK: Tensor, keys: _RowKeys, layer: int, scores: ScoreTraits) -> Tensor:
     """Attention of the new tokens of a row: [T, H * K]."""
     k_1GSK, v_1GSK = keys.of(layer)
+    if keys.shares_entries:  # heads are rows of one product: torch would copy the entries for each of them
+        rows_11NK, mask_NS = q_TGRK.flatten(0, 2)[None, None], keys.mask_TS.repeat_interleave(q_TGRK.shape[2], 0)
+        y_11NK = attend_to_seen(rows_11NK, k_1GSK, v_1GSK, mask_NS, scores)
+        return y_11NK.view(len(q_TGRK), -1)
     q_1HTK = q_TGRK.flatten(1, 2).transpose(0, 1)[None]
     if keys.is_causal and not scores.cap:
         scale, grouped = scores.scale(q_1HTK.shape[3]), q_TGRK.shape[2] > 1
@@ -295,11 +326,11 @@ class _LayerOfPages:
         """See `LayerCache`."""
         pages = self._pages
         qkv_BGEK = qkv_1NGEK[0]
-        queries = qkv_BGEK.shape[2] - 2
+        queries = qkv_BGEK.shape[2] - pages.memory.kinds
         self._layer_MG2K.index_copy_(0, pages.slots_B, qkv_BGEK[:, :, queries:])
         head = self._layer_MG2K.shape[1:]
         by_page = self._layer_MG2K.view(-1, pages.memory.page_size, *head)
         kv_BSG2K = by_page.index_select(0, pages.pages_BP.flatten()).view(len(qkv_BGEK), -1, *head)
-        keys_BGSK, values_BGSK = kv_BSG2K.permute(3, 0, 2, 1, 4).unbind(0)
+        keys_BGSK, values_BGSK = pages.memory.parts(kv_BSG2K.transpose(1, 2))
         y_BGRK = attend_to_seen(qkv_BGEK[:, :, :queries], keys_BGSK, values_BGSK, pages.seen(scores.window), scores)
         return y_BGRK.flatten(1)[None]

@@ -81,6 +81,7 @@ class Linear(nn.Module):
         adapter_dropout: probability of dropout of what the adapter reads.
         adapter_keys_B: see `Drops`; set for each micro-batch.
         adapter_rows_T: see `Drops`.
+        reads_rows: whether it reads the rows of the residual stream that a rank has, and not all that it reads of.
         first_input: index of the first input of this rank, if the inputs are split over ranks.
         before: function applied to x first; None: no function. Set if the outputs are split over ranks.
         after: function applied to x W^T before the bias is added; None: no function. Set if the inputs are split.
@@ -105,6 +106,7 @@ class Linear(nn.Module):
         self.scale, self.adapter_dropout, self.first_input = 0.0, 0.0, 0
         self.adapter_keys_B: Tensor | None = None
         self.adapter_rows_T: Tensor | None = None
+        self.reads_rows = False
         self.before: Callable[[Tensor], Tensor] | None = None
         self.after: Callable[[Tensor], Tensor] | None = None
         self.first_output = 0

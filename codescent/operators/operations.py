@@ -138,9 +138,13 @@ def _products(
     values: tuple[str, ...] = OF_BLOCKS,
 ) -> Iterator[LayerOperator]:
     """Both products. `share` of the pairs is computed. `anew`: backward computes the scores again in any case."""
-    shape = (stream.forward.samples, heads.queries, stream.positions, heads.keys, heads.channels)
     dims = (Dim.SAMPLE, Dim.COLUMN, Dim.POSITION, Dim.WHOLE, Dim.WHOLE)
-    for what, again, more in (("scores", scores, anew), ("values", values, False)):
+    of_values = heads.values if heads.values and on == CPU else heads.channels  # CUDA's kernels read what pads them
+    for what, again, more, channels in (
+        ("scores", scores, anew, heads.channels),
+        ("values", values, False, of_values),
+    ):
+        shape = (stream.forward.samples, heads.queries, stream.positions, heads.keys, channels)
         flops = (2.0 * share, (6.0 if more else 4.0) * share)
         options: dict[str, Any] = {"shared": heads.queries // heads.groups, "again": again, "on": on}
         yield _operator(stream, f"{name} {what}", layer, shape, dims, flops=flops, moves=(1.0, 2.0), **options)

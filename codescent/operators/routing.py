@@ -250,7 +250,7 @@ def choices_of_samples(experts_NK: Tensor, samples: int, experts: int) -> Tensor
     return found_BE.scatter_add_(1, by_sample_BX, torch.ones_like(by_sample_BX))
 
 
-def attached(x: Tensor, auxiliary: Tensor, scale: float, note: Callable[[], None]) -> Tensor:
+def attached(x: Tensor, auxiliary: Tensor, scale: float = 1.0, note: Callable[[], object] = lambda: None) -> Tensor:
     """x, whose backward pass adds `scale` times the gradient of the scalar `auxiliary`.
 
     Backward also calls `note`: once for each micro-batch, even where forward is computed a second time.
@@ -286,7 +286,7 @@ class _WithLoads(torch.autograd.Function):
 
 class _Attached(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, auxiliary: Tensor, scale: float, note: Callable[[], None]) -> Tensor:
+    def forward(ctx: Any, x: Tensor, auxiliary: Tensor, scale: float, note: Callable[[], object]) -> Tensor:
         ctx.note = note
         ctx.gradient = torch.full_like(auxiliary, scale)
         return x.view_as(x)

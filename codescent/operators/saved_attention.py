@@ -29,6 +29,7 @@ class AttentionSizes:
     """Sizes of an attention layer: query heads, key-value heads (groups), channels of a head, positions of the keys.
 
     `window`: of how many positions a query sees the keys; 0: there is no window. `cap`: of the scores; 0: none.
+    `values`: channels of a value, which is as wide as a key in memory; 0: as many.
     """
 
     queries: int
@@ -37,6 +38,12 @@ class AttentionSizes:
     keys: int
     window: int = 0
     cap: float = 0.0
+    values: int = 0
+
+    @property
+    def output(self) -> int:
+        """Channels of the output of all heads."""
+        return self.queries * (self.values or self.channels)
 
     @property
     def by_blocks(self) -> bool:
@@ -213,6 +220,11 @@ def fused_attention(
 def output(stream: Stream, layer: str, heads: AttentionSizes, *, causal: bool) -> Iterator[SavedTensor]:
     """What attention without dropout computes, which the matrix `layer` reads. A fused kernel keeps it, too."""
     alone = by_formula(stream.forward.precision, heads) or (causal and in_blocks(stream, heads))
+    if heads.values:  # a kernel keeps the output with the channels of keys, of which the matrix reads a copy of some
+        yield stream.columns(f"{layer} input", heads.output, layer=layer, product=layer)
+        if not alone:
+            yield stream.columns(f"{layer} padded output", heads.queries * heads.channels, on=CUDA, core=True)
+        return
     width = heads.queries * heads.channels
     for device, only in ((CPU, causal), (CUDA, alone)):
         yield stream.columns(f"{layer} input", width, layer=layer if only else "", product=layer, on=device)

@@ -54,7 +54,7 @@ def layer(stream: Stream, sizes: ExpertSizes, name: str) -> Iterator[SavedTensor
 
     if sizes.shared:
         yield from _shared(stream, sizes.shared, f"{name}.shared")
-    if not sizes.shared or (forward.splits and forward.divides > 1):  # else both read one tensor
+    if not sizes.shared or forward.gathers:  # else both read one tensor
         yield stream.inputs(f"{name}.router input", layer=f"{name}.router")
     yield of_rows("rows", stream.width)
     yield of_rows("rows of outputs", stream.width)

@@ -37,6 +37,7 @@ class ForwardPass:
         documents: whether layers read where the documents of a sample begin.
         selects: whether a rank selects tokens of a sample (context parallelism).
         splits: whether a rank has some rows of the residual stream only (sequence parallelism, too).
+        gathers: whether a layer that tp divides reads rows that it has gathered (sequence parallelism).
         defers: whether gradients of weights are deferred: then a matrix keeps what it reads without a copy.
         divides: over how many ranks the heads are divided.
         whole: whether one part of the model has both the embedding and the head.
@@ -51,6 +52,7 @@ class ForwardPass:
     documents: bool = False
     selects: bool = False
     splits: bool = False
+    gathers: bool = False
     defers: bool = False
     divides: int = 1
     whole: bool = True

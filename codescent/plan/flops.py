@@ -91,7 +91,8 @@ def step_flops(
     products, trained_products = (
         [p for p in some if len(p.shape) > 1 and p.role is not Role.POSITION] for some in (read, trained)
     )
-    width = model.num_heads * model.head_dim
+    keys = model.num_heads * model.head_dim
+    width = (keys + model.values) / 2  # of both products
     again = 0.0
     if recompute == "full":
         blocks = [p for p in read if any(1 <= depth <= model.num_layers for depth in p.depths)]
@@ -103,7 +104,7 @@ def step_flops(
         again = 2.0 * macs(rows) + (4.0 * _pairs(model, work) * width if splits_sequence or model.dropout else 0.0)
     elif recompute == "selective" and not (splits_sequence or model.dropout):
         causal = model.windows[model.num_layers - model.causal_layers :]
-        again = 2.0 * sum(pairs_seen(work.positions(-1), window) for window in causal) * width
+        again = 2.0 * sum(pairs_seen(work.positions(-1), window) for window in causal) * keys
     if logits_twice:
         again += 2.0 * macs(p for p in products if p.role is Role.VOCAB and p.depths[-1] > model.num_layers)
     return StepFlops(
@@ -129,7 +130,7 @@ def recomputed_rows(held: Iterable[Parameter], dropout: float) -> list[Parameter
             rows.append(parameter)
             needed[parameter.name] = dropout > 0
             last[depth] = parameter.name
-        elif parameter.role in (Role.NORM, Role.COLUMN, Role.ROUTER) and depth in last:
+        elif parameter.role in (Role.NORM, Role.COLUMN, Role.STREAM, Role.ROUTER) and depth in last:
             needed[last[depth]] = True
     return [parameter for parameter in rows if needed[parameter.name]]
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from codescent.plan.objective import OF_ANSWERS, OF_PAIRS
+from codescent.plan.objective import OF_ANSWERS, OF_MODULES, OF_PAIRS
 
 OF_EXPERTS = ("expert_load_max", "expert_load_min", "expert_dropped", "balance_loss", "router_z_loss")
 """Columns of a model with experts."""
@@ -16,6 +16,8 @@ def measured_columns(plan: Mapping[str, Any]) -> tuple[str, ...]:
     """The columns of a plan.json, beside those of every run; empty: it has none, or the plan is older."""
     model, objective = plan.get("model"), plan.get("objective")
     of_model = OF_EXPERTS if isinstance(model, Mapping) and model.get("num_experts") else ()
+    if isinstance(objective, Mapping) and objective.get("mtp_weight"):
+        return (*of_model, *OF_MODULES)
     preference = objective.get("preference") if isinstance(objective, Mapping) else None
     if not isinstance(preference, Mapping):
         return of_model

@@ -63,6 +63,7 @@ class RopeScaling:
         beta_fast, beta_slow: yarn: the ends of the gradual change, in waves in `original_seq_len`.
         truncate: yarn: whether these ends are rounded to whole pairs of channels.
         attention_factor: yarn, longrope: factor on queries and keys; None: by the formula of the method.
+        mscale_all_dim: yarn: scores are multiplied by (0.1 mscale_all_dim ln(factor) + 1)^2 (DeepSeek); None: by 1.
         short_factors, long_factors: longrope: what divides the frequency of each pair of channels, in models of up to
             `original_seq_len` positions and of more.
     """
@@ -76,6 +77,7 @@ class RopeScaling:
     beta_slow: float = 1.0
     truncate: bool = True
     attention_factor: float | None = None
+    mscale_all_dim: float | None = None
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
 
@@ -99,6 +101,9 @@ class ModelFacts:
         logit_cap: soft cap of the logits; 0: none.
         num_experts: experts of a layer that has some; 0: none has.
         expert_rows: rows of all experts of such a layer, of one sample.
+        value_dim: channels of a value; 0: head_dim.
+        mtp_layers: modules that predict more tokens; each looks its tokens up, and reads the head.
+        cached: numbers of a token that a cache holds in each layer; 0: keys and values of all key-value heads.
     """
 
     kind: str
@@ -123,6 +128,14 @@ class ModelFacts:
     num_experts: int = brief(0)
     expert_rows: int = brief(0)
     adapters: str | None = brief(None)
+    value_dim: int = brief(0)
+    mtp_layers: int = brief(0)
+    cached: int = brief(0)
+
+    @property
+    def values(self) -> int:
+        """Channels of the values of all heads, which the output of attention has."""
+        return self.num_heads * (self.value_dim or self.head_dim)
 
     @property
     def windows(self) -> tuple[int, ...]:

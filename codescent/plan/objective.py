@@ -16,6 +16,8 @@ REFERENCED = ("dpo", "ipo", "kto")
 CHOSEN, REJECTED, PROMPT = 0, 1, 2
 """The sums of a pair: of its answers, and of the prompt of the chosen one."""
 OF_PAIRS = ("chosen_rewards", "rejected_rewards", "reward_margins", "reward_accuracy")
+OF_MODULES = ("mtp_loss",)
+"""The mean cross-entropy of all tokens that modules behind the blocks predict."""
 OF_ANSWERS = ("chosen_rewards", "rejected_rewards", "reward_accuracy", "reference_kl")
 
 
@@ -72,6 +74,9 @@ class Objective:
     `balance_loss` and `router_z_loss` are coefficients of the losses that routers of experts add, in each layer
     (operators/routing.py). They have gradients, but are not part of the loss that a run reports. By
     `balance_rate` a step changes the biases of routers.
+
+    `mtp_weight` is that of the losses of modules that predict tokens behind the next one (`models.multi_token`). It is
+    no part of the reported loss either: their mean is a measure of its own.
     """
 
     label_smoothing: float = 0.0
@@ -79,6 +84,7 @@ class Objective:
     balance_loss: float = brief(0.0)
     balance_rate: float = brief(0.0)
     router_z_loss: float = brief(0.0)
+    mtp_weight: float = brief(0.0)
     preference: Preference | None = field(default=None, metadata={BRIEF: True})
 
     @property
@@ -89,7 +95,9 @@ class Objective:
     @property
     def measures(self) -> tuple[str, ...]:
         """Names of the means that a step has beside its loss."""
-        return () if self.preference is None else self.preference.measures
+        if self.preference is not None:
+            return self.preference.measures
+        return OF_MODULES if self.mtp_weight else ()
 
 
 CROSS_ENTROPY = Objective()

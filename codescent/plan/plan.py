@@ -254,6 +254,7 @@ class Plan:
             "train.balance_loss": self.objective.balance_loss,
             "train.balance_rate": self.objective.balance_rate,
             "train.router_z_loss": self.objective.router_z_loss,
+            "train.mtp_weight": self.objective.mtp_weight,
             "train.ema": self.ema,
             "train.ema_every": self.ema_every,
             **{f"optimizer.{name}": value for name, value in update.items()},

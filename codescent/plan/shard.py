@@ -35,6 +35,9 @@ class Role(StrEnum):
     BIAS_COLUMN = "bias_column"  # bias of a COLUMN or VOCAB matrix; split like its output
     BIAS_ROW = "bias_row"  # bias of a ROW matrix (added once, after the sum) or of a replicated matrix
     WHOLE = "whole"  # a matrix that is replicated on all ranks (head.dense)
+    STREAM = (
+        "stream"  # a matrix that reads the residual stream as it is (attn.down): replicated; a rank of tp has its rows
+    )
     LOGITS = "logits"  # a head with few outputs, replicated: its loss reads all positions
     ADAPTER = "adapter"  # the replicated matrix of an adapter; each rank has a partial gradient
     ADAPTER_COLUMN = "adapter_column"  # matrix B of the adapter of a COLUMN matrix; split along the outputs
@@ -62,7 +65,9 @@ class Parameter:
             then again from the first, to the last row. All dims but the last count rows. Empty: it is one matrix.
         quantized: the number format in which a frozen matrix is held, "nf4"; "": that of the run.
         fixed: it is a vector whose length does not follow the width of the model: a bias of logits.
-        read_by: the share of the positions that reads an element: of experts those that are routed to one of them.
+        read_by: the share of the positions that reads an element: of experts those that are routed to one of them; of
+            a head that modules for more tokens read, too, more than 1.
+        beside: channels that come with what a COLUMN matrix reads: ranks of tp send each other both at once.
     """
 
     name: str
@@ -76,6 +81,7 @@ class Parameter:
     alternating: tuple[int, ...] = ()
     fixed: bool = brief(False)
     read_by: float = brief(1.0)
+    beside: int = brief(0)
     quantized: str = brief("")
 
     @property

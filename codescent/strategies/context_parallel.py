@@ -129,7 +129,7 @@ class ContextParallel(Strategy):
         for blocks, window in runs_of(model.windows):
             # What a fused kernel computes is what the next matrix keeps. Without such a kernel it is done by tiles.
             tiled = model.dropout > 0 or run.task.documents or model.score_cap > 0 or 0 < window < work.seq_len
-            on = {"queries": "", "keys and values": "", "output": "" if tiled else CPU}
+            on = {"queries": "", "keys and values": "", "output": "" if tiled or model.values < heads else CPU}
             found = [(what, width, work.precision, on[what], work.seq_len) for what, width in widths.items()]
             found.append((*lse, CPU, work.seq_len))
             rounds = is_memory_efficient(work.precision) and not tiled

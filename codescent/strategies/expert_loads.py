@@ -32,7 +32,9 @@ class ExpertLoads(Strategy):
     def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:
         """The sum over the ranks that take a step together."""
         if plan.mesh.degree(plan.together) > 1:
-            size = plan.model.num_layers * (plan.model.num_experts + SUMS) * DTYPE_BYTES["fp64"]
+            size = (
+                (plan.model.num_layers + plan.model.mtp_layers) * (plan.model.num_experts + SUMS) * DTYPE_BYTES["fp64"]
+            )
             what = "loads of experts, losses of routers"
             yield Traffic(Collective.ALL_REDUCE, plan.together, size, "fp64", Verb.REDUCE, None, what)
 
@@ -74,7 +76,7 @@ class LoadSums:
         taken = {layer: router.taken() for part in self.parts for layer, router in part.routers.items()}
         model = self.plan.model
         device = next(iter(taken.values())).device if taken else next(self.parts[0].parameters()).device
-        sizes = model.num_layers, model.num_experts + SUMS
+        sizes = model.num_layers + model.mtp_layers, model.num_experts + SUMS
         sums_LX = torch.zeros(sizes, dtype=wide_dtype(device), device=device)
         for layer, found in taken.items() if self.counts else ():
             sums_LX[layer] = found

@@ -23,7 +23,7 @@ from codescent.plan import (
 )
 from codescent.strategies.strategy import Candidate, Strategy
 
-HIDDEN = (Role.COLUMN, Role.ROW, Role.ADAPTER, Role.ADAPTER_COLUMN, Role.ADAPTER_ROW)
+HIDDEN = (Role.COLUMN, Role.ROW, Role.STREAM, Role.ADAPTER, Role.ADAPTER_COLUMN, Role.ADAPTER_ROW)
 """Roles of the matrices of blocks. Embeddings and heads have other roles."""
 
 

@@ -138,7 +138,7 @@ class TensorParallel(Strategy):
                 tensor = replace(tensor, begins=0, unless=0)
             yield tensor.divided(self.axis, (Dim.COLUMN, Dim.SEQUENCE) if splits else (Dim.COLUMN,))
             if Dim.TOKEN in tensor.dims:
-                yield replace(tensor, name=f"{tensor.layer} tokens of other ranks", dtype="bool")
+                yield replace(tensor, name=f"{tensor.name} of other ranks", dtype="bool")
 
     def operators(self, operators: Sequence[LayerOperator], run: Candidate | Plan) -> Iterator[LayerOperator]:
         """Divide heads, channels and vocabulary; with sequence parallelism also the rows of the residual stream."""
@@ -194,7 +194,7 @@ def _cut_blocks(candidate: Candidate) -> Iterator[Refusal]:
     model, degree = candidate.model, candidate.mesh.tp
     if model.lora is None or not model.lora.quantize:
         return
-    for what, width in (("attention", model.num_heads * model.head_dim), ("MLP", model.sizes.get("ffn_dim", 0))):
+    for what, width in (("attention", model.values), ("MLP", model.sizes.get("ffn_dim", 0))):
         if isinstance(width, int) and width % (degree * BLOCK):
             yield Refusal(
                 f'parallel.tp = {degree}: lora.quantize = "{model.lora.quantize}" has a scale for {BLOCK} inputs of a '
@@ -239,19 +239,22 @@ def _alike(held: Sequence[Parameter], part: range) -> Iterator[tuple[int, int]]:
 
 def _of_depths(plan: Plan, held: Sequence[Parameter], depths: range) -> Iterator[Traffic]:
     """The collectives of depths that are alike."""
-    work, model, head = plan.work, plan.model, plan.model.num_layers + 1
+    work, head = plan.work, plan.model.num_layers + 1
     read = [parameter for parameter in held if any(depth in depths for depth in parameter.depths)]
     vocabulary = head in depths and any(parameter.role is Role.VOCAB for parameter in read)
     embeddings = [parameter for parameter in read if 0 in depths and parameter.role is Role.VOCAB]
+    if vocabulary:  # modules for more tokens look these up behind the blocks
+        embeddings += [p for p in held if p.role is Role.VOCAB and 0 in p.depths] * plan.model.mtp_layers
     for stream in (None, *range(len(work.streams))):
-        numel = work.microbatch_size * work.positions(stream) // plan.mesh.cp * model.hidden_dim
+        tokens = work.microbatch_size * work.positions(stream) // plan.mesh.cp
         heads = int(vocabulary and stream == (len(work.streams) - 1 if work.streams else None))
-        for verb, collective, what, times in _exchanges(plan, read, embeddings, stream, heads):
-            yield _record(plan, collective, numel, verb, what, times)
+        heads *= 1 + plan.model.mtp_layers
+        for verb, collective, what, width, times in _exchanges(plan, read, embeddings, stream, heads):
+            yield _record(plan, collective, tokens * width, verb, what, times)
     tokens = work.microbatch_size * work.positions(-1) // plan.mesh.cp
     yield from _sums_of_norms(plan, sum(parameter.role is Role.COLUMN_NORM for parameter in read) // 2, tokens)
     yield from _lengths_of_rows(plan, [parameter for parameter in read if parameter.role is Role.MAGNITUDE])
-    if vocabulary:
+    for _ in range(1 + plan.model.mtp_layers if vocabulary else 0):
         yield from _losses(plan, round(tokens * plan.task.head_share))
     for small in read if plan.layout.sequence_parallel and head in depths else ():
         if small.role is Role.LOGITS:  # each rank computes the outputs of its own positions
@@ -268,25 +271,35 @@ def _record(
 
 def _exchanges(
     plan: Plan, held: Sequence[Parameter], embeddings: Sequence[Parameter], stream: int | None, heads: int
-) -> Iterator[tuple[Verb, Collective, str, int]]:
-    """The collectives of one sequence's residual stream: verb, collective, what is sent, times per micro-batch."""
-    splits, again = plan.layout.sequence_parallel, plan.layout.computes_blocks_again
+) -> Iterator[tuple[Verb, Collective, str, int, int]]:
+    """The collectives of one sequence: verb, collective, what is sent, channels of a position, times per micro-batch.
+
+    Ranks send what a COLUMN matrix reads: the residual stream, or latents that each rank computes of its positions.
+    """
+    splits, width = plan.layout.sequence_parallel, plan.model.hidden_dim
+    again = plan.layout.computes_blocks_again and not heads  # no module behind the blocks is computed again
     into, out = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER) if splits else (None, Collective.ALL_REDUCE)
     forward, backward = Verb.FORWARD, plan.schedule.input_verb
-    roles = Counter(parameter.role for parameter in held if parameter.stream == stream)
-    columns, rows = (sum(roles[role] for role in some) for some in (COLUMNS, ROWS))
+    of_stream = [parameter for parameter in held if parameter.stream == stream]
+    columns = Counter(p.shape[-1] + p.beside for p in of_stream if p.role in COLUMNS)
+    rows = sum(parameter.role in ROWS for parameter in of_stream)
     embeddings = [parameter for parameter in embeddings if parameter.stream == stream]
+
+    def of_width(times: int) -> Counter[int]:
+        return Counter({width: times})
+
     found = {
-        (forward, into, INPUTS): columns + heads,
-        (forward, out, OUTPUTS): rows + len(embeddings),
-        (backward, out, INPUT_GRADIENTS): columns + (0 if _reduces_selected_rows(plan) else heads),
-        (backward, into, OUTPUT_GRADIENTS): rows + sum(p.trained for p in embeddings),
-        (backward, into, INPUTS_AGAIN): columns if again else 0,
-        (backward, out, OUTPUTS_AGAIN): _recomputed_outputs(plan, held, stream) if again else 0,
+        (forward, into, INPUTS): columns + of_width(heads),
+        (forward, out, OUTPUTS): of_width(rows + len(embeddings)),
+        (backward, out, INPUT_GRADIENTS): columns + of_width(0 if _reduces_selected_rows(plan) else heads),
+        (backward, into, OUTPUT_GRADIENTS): of_width(rows + sum(p.trained for p in embeddings)),
+        (backward, into, INPUTS_AGAIN): columns if again else Counter(),
+        (backward, out, OUTPUTS_AGAIN): of_width(_recomputed_outputs(plan, held, stream) if again else 0),
     }
-    for (verb, collective, what), times in found.items():
-        if collective is not None and times:
-            yield verb, collective, what, times
+    for (verb, collective, what), widths in found.items():
+        for channels, times in widths.items():
+            if collective is not None and times:
+                yield verb, collective, what, channels, times
 
 
 def _sums_of_norms(plan: Plan, times: int, tokens: int) -> Iterator[Traffic]:

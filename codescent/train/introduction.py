@@ -10,7 +10,7 @@ from codescent import tasks
 from codescent.base.counted import counted
 from codescent.build.survival import nothing_to_compare
 from codescent.config.contradictions import is_given
-from codescent.huggingface.folder import Folder, inert_keys
+from codescent.huggingface.folder import Folder, inert_keys, spare_tensors
 from codescent.models.lora.declare import is_adapter
 from codescent.plan import AXES
 from codescent.record.rows import strict
@@ -97,5 +97,5 @@ def read_weights(run: OpenRun, weights: Folder) -> tuple[dict[str, Any], list[st
     line = f"weights of {counted(len(own) - len(random), 'parameter')} read from {named}{new}{rest}"
     return (
         {"folder": named, "fingerprint": fingerprint, "drawn": random},
-        [line, *([inert_keys(weights)] if weights.inert else [])],
+        [line, *([spare_tensors(weights)] if weights.spare else []), *([inert_keys(weights)] if weights.inert else [])],
     )

@@ -32,7 +32,7 @@ from codescent.data.tokenizers import beside
 from codescent.data.tokenizers.bpe import LibraryTokenizer
 from codescent.data.tokenizers.tokenizer import Tokenizer
 from codescent.hub.obtain import pinned
-from codescent.huggingface.folder import Folder, as_keys, inert_keys, more_rows, open_folder
+from codescent.huggingface.folder import Folder, as_keys, inert_keys, more_rows, open_folder, spare_tensors
 from codescent.huggingface.initial import is_finite
 from codescent.huggingface.merged import Weights, merged_weights
 from codescent.huggingface.named import obtain_model
@@ -133,8 +133,7 @@ def _said(folder: Folder, where: str, wrong: Sequence[str]) -> Iterator[str]:
     numel = sum(parts[0].parameter.numel for parts in folder.parts.values())
     yield f"{folder.kind.model_type} of {numel:,} parameters, read from {where}"
     if folder.spare:
-        spare = ", ".join(sorted(folder.spare))
-        yield f"left out, because codescent's {folder.kind.name} does not use them: {spare}"
+        yield spare_tensors(folder)
     if folder.inert:
         yield inert_keys(folder)
     if wrong:

@@ -14,7 +14,7 @@ from codescent.cost.activations import is_windowed
 from codescent.cost.amounts import Phase, StepBytes, busiest, phases, runs_in
 from codescent.cost.memory import inside_bytes
 from codescent.cost.stage_memory import memory
-from codescent.plan import AXES, SENDS, Collective, Mesh, ModelFacts, Plan, Traffic
+from codescent.plan import AXES, DTYPE_BYTES, SENDS, Collective, Mesh, ModelFacts, Plan, Traffic
 from codescent.plan.activations import CPU
 from codescent.plan.served import served_bytes
 from codescent.verbs.plan_memory import memory_rows
@@ -79,21 +79,31 @@ def _run_rows(plan: Plan) -> list[tuple[str, list[str]]]:
         *([("data", [SYNTHETIC])] if plan.task.synthetic else []),
         ("parameters", [f"{plan.num_parameters:,}{_trained(plan)}{_active(plan)}"]),
         ("mesh", [f"{degrees} = {counted(mesh.world_size, 'rank')}{servers}"]),
+        *([("cache", _cache(plan))] if model.cached else []),
         *([("servers", list(_servers(plan)))] if plan.layout.served else []),
         ("batch", [f"{samples} = {mesh.dp} data-parallel x {each}"]),
         ("tokens per step", [f"{work.tokens:,} = {samples} x {work.positions(-1)}{source}"]),
     ]
 
 
+def _cache(plan: Plan) -> list[str]:
+    """What a cache holds of a token, where it holds no keys and values."""
+    model, precision = plan.model, plan.work.precision
+    held = of_bytes(model.cached * model.num_layers * DTYPE_BYTES[precision])
+    keys = model.num_kv_heads * model.head_dim + model.values
+    numbers = f"{model.cached:,} numbers of a token and layer; keys and values: {keys:,}"
+    return [numbers, f"{held} of a token in all layers, in {precision}"]
+
+
 def _active(plan: Plan) -> str:
     """How many of the parameters a token reads, where it does not read all experts."""
-    read = round(sum(tensor.parameter.numel * tensor.parameter.read_by for tensor in plan.tensors))
+    read = round(sum(one.parameter.numel * min(1.0, one.parameter.read_by) for one in plan.tensors))
     return f", of which a token reads {read:,}" if read != plan.num_parameters else ""
 
 
 def layout_rows(plan: Plan) -> list[tuple[str, list[str]]]:
     """The model, the mesh, the batch and the program: what a price is of."""
-    left_out = ("data", "servers")
+    left_out = ("data", "cache", "servers")
     return [*(row for row in _run_rows(plan) if row[0] not in left_out), ("program", list(_program(plan)))]
 
 

@@ -10,16 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from codescent.models import block_operations, saved_blocks
-from codescent.models.llama import experts
+from codescent.models.llama import experts, latents, multi_token, passes
+from codescent.models.llama.passes import NORMS
 from codescent.models.llama.rope import READS, ROPE, fields_of, scaling_of, wrong_scaling
-from codescent.models.shape import WEIGHT_STD, Kind, Shape, attention, linear, norm
-from codescent.operators import operations, saved_experts, saved_tensors
-from codescent.operators.saved_tensors import ForwardPass, Stream
-from codescent.plan.activations import RECOMPUTES, SavedTensor
-from codescent.plan.divided import Dim
-from codescent.plan.model import RopeScaling, runs_of
-from codescent.plan.operators import LayerOperator
+from codescent.models.shape import WEIGHT_STD, Kind, Shape, linear, norm
+from codescent.plan.model import RopeScaling
 from codescent.plan.shard import Parameter, Role
 
 _LLAMA_3: dict[str, Any] = {"num_kv_heads": 8, "vocab_size": 128256, "rope_theta": 500_000.0, "norm_eps": 1e-5}
@@ -42,8 +37,6 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 _FFN_MULTIPLE = 64
-_NORMS = {"first": (("norm_{}",), ()), "output": ((), ("norm_{}",)), "both": (("norm_{}",), ("norm_{}_out",))}
-"""By `LlamaShape.norm`: the norms before and after a part, in which {} is the number of the part."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +61,9 @@ class LlamaShape(Shape):
         rope_local_theta: rope_theta of the layers with a window, where frequencies are not scaled; 0: theirs is the
             same as that of the others (Gemma 3 has two).
         rotary_dim: channels of a head that turn; 0: all (Phi-4 mini).
+        kv_latent_dim, q_latent_dim: channels of the latents of keys and values, and of queries (multi-head latent
+            attention, `operators.latent_attention`); 0: there are none.
+        value_dim: channels of a value with such latents; 0: head_dim - rotary_dim.
         fused: whether a Hugging Face folder has one matrix of queries, keys and values, and one of gates and values
             (Phi-3). It changes nothing else.
         num_experts: experts of a layer that has them in place of one feed-forward; 0: no layer has (docs/experts.md).
@@ -79,6 +75,7 @@ class LlamaShape(Shape):
         route_scores, route_groups, groups_per_token, route_scale, route_bias: see `operators.routing.choose`.
         shared_dim: channels of a feed-forward beside the experts, which computes every token; 0: there is none.
         capacity_factor: see `RouterTraits.capacity`.
+        mtp_layers: modules that predict tokens behind the next one, in training (`models.multi_token`); 0: none.
     """
 
     num_layers: int
@@ -106,6 +103,9 @@ class LlamaShape(Shape):
     scale_embedding: bool = False
     rope_local_theta: float = 0.0
     rotary_dim: int = 0
+    kv_latent_dim: int = 0
+    q_latent_dim: int = 0
+    value_dim: int = 0
     fused: bool = False
     num_experts: int = 0
     experts_per_token: int = 0
@@ -120,6 +120,7 @@ class LlamaShape(Shape):
     route_scale: float = 1.0
     shared_dim: int = 0
     capacity_factor: float = 0.0
+    mtp_layers: int = 0
     bias: bool = False
     dropout: float = 0.0
     mup_base_dim: int = 0
@@ -131,6 +132,8 @@ class LlamaShape(Shape):
         object.__setattr__(self, "head_dim", self.head_dim or self.hidden_dim // self.num_heads)
         for name in ("score_dim", "rotary_dim"):
             object.__setattr__(self, name, 0 if getattr(self, name) == self.head_dim else getattr(self, name))
+        if self.kv_latent_dim:
+            object.__setattr__(self, "value_dim", self.value_dim or self.head_dim - self.rotary_dim)
 
     @classmethod
     def of(cls, sizes: Mapping[str, Any]) -> LlamaShape:
@@ -139,7 +142,7 @@ class LlamaShape(Shape):
         return cls(**{**fields, "rope_scaling": scaling_of(sizes)})
 
     @property
-    def norm_offset(self) -> float:
+    def norm_offset(self) -> float:  # type: ignore[override]
         """See `Shape`."""
         return 1.0 if self.norm_plus_one else 0.0
 
@@ -166,19 +169,39 @@ class LlamaShape(Shape):
         return self.expert_dim or self.ffn_dim
 
     @property
+    def score_width(self) -> float:
+        """See `Shape`. With yarn as DeepSeek has it, scores have one more factor."""
+        gain = latents.score_gain(self.rope_scaling)
+        return super().score_width if gain == 1.0 else (super().score_width or self.head_dim) / gain**2
+
+    @property
+    def cached(self) -> int:  # type: ignore[override]
+        """See `Shape`: a latent and the key that all heads share."""
+        return self.kv_latent_dim + self.rotary_dim if self.kv_latent_dim else 0
+
+    @property
     def uncompiled(self) -> str:  # type: ignore[override]
         """See `Shape`."""
-        return experts.UNCOMPILED if self.num_experts else ""
+        parts = (self.num_experts, experts), (self.kv_latent_dim, latents), (self.mtp_layers, multi_token)
+        return next((part.UNCOMPILED for size, part in parts if size), "")
+
+    @property
+    def refuses(self) -> Mapping[str, str]:  # type: ignore[override]
+        """See `Shape`."""
+        return multi_token.REFUSED if self.mtp_layers else {}
 
     @property
     def refuses_values(self) -> Mapping[str, tuple[tuple[object, ...], str]]:  # type: ignore[override]
         """See `Shape`."""
-        return experts.REFUSED if self.num_experts else {}
+        parts = (self.kv_latent_dim, latents.REFUSED), (self.num_experts, experts.REFUSED)
+        every = (*parts, (self.mtp_layers, multi_token.REFUSED_VALUES))
+        return {key: values for size, refused in every if size for key, values in refused.items()}
 
     def facts(self) -> dict[str, Any]:
         """See `Shape`. Of a scaling of frequencies a plan has what its method reads, and of experts what they read."""
         scaling, found = self.rope_scaling, super().facts()
-        left_out = () if self.num_experts else experts.EXPERTS
+        left_out = (*experts.EXPERTS * (not self.num_experts), *latents.LATENTS * (not self.kv_latent_dim))
+        left_out += ("mtp_layers",) * (not self.mtp_layers)
         found = {name: value for name, value in found.items() if name not in left_out}
         return found | {"rope_scaling": None if scaling is None else fields_of(scaling)}
 
@@ -203,6 +226,8 @@ def _wrong(full: Mapping[str, Any], bias: bool | None, dropout: float, where: st
         if isinstance(full.get(name), int | float) and not isinstance(full[name], bool) and not full[name] > 0.0:
             yield f"{where}.{name}: {full[name]} must be above 0"
     yield from experts.wrong(full, where)
+    yield from latents.wrong(full, where)
+    yield from multi_token.wrong(full, where)
     if full.get("full_every") and not full.get("window"):
         yield f"{where}.full_every: given without {where}.window, of which it makes exceptions; give both"
     if full.get("rope_local_theta") and not full.get("window"):
@@ -224,104 +249,35 @@ def parameters(shape: LlamaShape) -> Iterator[Parameter]:
     stream 0.02 / sqrt(2 * num_layers) (Radford et al. 2019, section 2.3; torchtitan, models/llama3, init_weights
     without depth_init). Norms are 1.
     """
-    width, ffn, end = shape.hidden_dim, shape.ffn_dim, shape.num_layers + 1
+    width, end = shape.hidden_dim, shape.num_layers + 1
     residual_std = WEIGHT_STD / math.sqrt(2 * shape.num_layers)
-    vocabulary = (shape.vocab_size, width)
-    yield Parameter("tok.weight", vocabulary, Role.VOCAB, WEIGHT_STD, depths=(0, end) if shape.tie_head else (0,))
+    vocabulary, reads = (shape.vocab_size, width), 1.0 + shape.mtp_layers
+    tied: dict[str, Any] = {"depths": (0, end), "read_by": reads} if shape.tie_head else {"depths": (0,)}
+    yield Parameter("tok.weight", vocabulary, Role.VOCAB, WEIGHT_STD, **tied)
     for layer in range(shape.num_layers):
-        block, depth = f"blocks.{layer}", layer + 1
-        mean = 1.0 - shape.norm_offset
-        attn = list(attention(f"{block}.attn", shape, WEIGHT_STD, residual_std, depth))
-        mlp = list(experts.parameters(f"{block}.mlp", shape, residual_std, depth) if shape.routed[layer] else ())
-        both = (ffn, 2, width)
-        if not mlp:
-            options: dict[str, Any] = {"depths": (depth,), "alternating": (1, 1)}
-            mlp = [Parameter(f"{block}.mlp.gate_up.weight", both, Role.COLUMN, WEIGHT_STD, **options)]
-            mlp += linear(f"{block}.mlp.down", ffn, width, Role.ROW, residual_std, shape.bias, depth)
-        for number, part in enumerate((attn, mlp), start=1):
-            before, after = _NORMS[shape.norm]
-            for name in before:
-                yield from norm(f"{block}.{name.format(number)}", width, shape.bias, depth, mean=mean)
-            yield from part
-            for name in after:
-                yield from norm(f"{block}.{name.format(number)}", width, shape.bias, depth, mean=mean)
+        yield from _block(shape, residual_std, f"blocks.{layer}", shape.routed[layer], layer + 1)
     yield from norm("norm", width, shape.bias, end, mean=1.0 - shape.norm_offset)
+    yield from multi_token.parameters(shape, partial(_block, shape, residual_std))
     if not shape.tie_head:
-        yield Parameter("head.weight", vocabulary, Role.VOCAB, WEIGHT_STD, depths=(end,))
+        yield Parameter("head.weight", vocabulary, Role.VOCAB, WEIGHT_STD, depths=(end,), read_by=reads)
 
 
-def saved(shape: LlamaShape, forward: ForwardPass) -> Iterator[SavedTensor]:
-    """What each depth keeps for backward."""
-    width = shape.hidden_dim
-    yield from saved_blocks.embedding(forward, width, ("tok", forward.positions), dropout=0.0)
-    if forward.selects or forward.documents:  # else they are tables, which no pass makes
-        yield from _saved_angles(shape, forward)
-    norm = saved_tensors.plus_one_norm if shape.norm_plus_one else saved_tensors.rms_norm
-    before, after = _NORMS[shape.norm]
-    sums = shape.norm_plus_one and before and after and not forward.selects  # cp ends the graph between norm and sum
-    between = partial(saved_tensors.plus_one_norm, again=True) if sums else norm
-    for depths, (_, routed) in runs_of(tuple(zip(shape.windows, shape.routed, strict=True))):
-        blocks = Stream(forward, depths, forward.positions, width)
+def _block(shape: LlamaShape, residual_std: float, block: str, routed: bool, depth: int) -> Iterator[Parameter]:
+    """The parameters of a block. `routed`: whether it has experts."""
+    width, ffn, mean = shape.hidden_dim, shape.ffn_dim, 1.0 - shape.norm_offset
+    attn = list(latents.parameters(f"{block}.attn", shape, residual_std, depth))
+    mlp = list(experts.parameters(f"{block}.mlp", shape, residual_std, depth) if routed else ())
+    if not mlp:
+        options: dict[str, Any] = {"depths": (depth,), "alternating": (1, 1)}
+        mlp = [Parameter(f"{block}.mlp.gate_up.weight", (ffn, 2, width), Role.COLUMN, WEIGHT_STD, **options)]
+        mlp += linear(f"{block}.mlp.down", ffn, width, Role.ROW, residual_std, shape.bias, depth)
+    for number, part in enumerate((attn, mlp), start=1):
+        before, after = NORMS[shape.norm]
         for name in before:
-            yield from norm(blocks, name.format(1))
-        yield from saved_blocks.self_attention(blocks, shape, causal=True, entered=not before)
+            yield from norm(f"{block}.{name.format(number)}", width, shape.bias, depth, mean=mean)
+        yield from part
         for name in after:
-            yield from norm(blocks, name.format(1), entered=False)
-        for name in before:
-            yield from between(blocks, name.format(2), entered=False)
-        if routed:
-            yield from saved_experts.layer(blocks, experts.sizes_of(shape), "mlp")
-        else:
-            yield from saved_blocks.feed_forward(blocks, shape, "gate_up", halves=2, by_torch=1)
-        for name in after:
-            yield from norm(blocks, name.format(2), entered=False)
-        yield from saved_blocks.block_inputs(blocks, shape, 0)
-    end = saved_blocks.head(forward, shape)
-    yield from norm(end, "norm")
-    yield from saved_blocks.loss(end, shape, "tok" if shape.tie_head else "head", tied=shape.tie_head)
-
-
-def _saved_angles(shape: LlamaShape, forward: ForwardPass) -> Iterator[SavedTensor]:
-    """The rotary angles of a rank's positions: of each base one tensor of a chunk. Documents have others in each
-    sample."""
-    samples, of_samples = ((forward.samples,), (Dim.SAMPLE,)) if forward.documents else ((), ())
-    angles, dims = (*samples, forward.positions, shape.head_dim), (*of_samples, Dim.POSITION, Dim.WHOLE)
-    last: dict[int, int] = {}  # by base: the last depth so far. A chunk that has it counts its angles already.
-    for depths, local in runs_of(shape.bases):
-        blocks = Stream(forward, depths, forward.positions, shape.hidden_dim)
-        options: dict[str, Any] = {"dtype": forward.wide, "once": True, "under": RECOMPUTES}
-        name = "rotary angles of windows" if local else "rotary angles"
-        yield blocks.tensor(name, angles, dims, unless=last.get(local, 0), **options)
-        last[local] = depths[1] - 1
-
-
-def operators(shape: LlamaShape, forward: ForwardPass) -> Iterator[LayerOperator]:
-    """What each depth computes beside products with matrices."""
-    begin = Stream(forward, (0, 1), forward.positions, shape.hidden_dim)
-    yield operations.embedded(begin, "tok")
-    if shape.scale_embedding:
-        yield operations.scaled(begin, "embedding scale", "tok")
-    turned, (before, after) = (shape.num_heads + shape.num_kv_heads) * shape.head_dim, _NORMS[shape.norm]
-    for depths, (_, routed) in runs_of(tuple(zip(shape.windows, shape.routed, strict=True))):
-        blocks = Stream(forward, depths, forward.positions, shape.hidden_dim)
-        for name in before or after:
-            yield operations.norm(blocks, name.format(1))
-        yield operations.rotated(blocks, "attn rotation", "attn.qkv", turned)
-        yield from block_operations.self_attention(blocks, shape, causal=True)
-        for name in after if before else ():
-            yield operations.norm(blocks, name.format(1))
-        for name in before or after:
-            yield operations.norm(blocks, name.format(2))
-        if routed:
-            yield from saved_experts.operators(blocks, experts.sizes_of(shape), "mlp")
-        else:
-            yield from block_operations.feed_forward(blocks, shape, "gate_up", halves=2)
-        for name in after if before else ():
-            yield operations.norm(blocks, name.format(2))
-    end = block_operations.head(forward, shape)
-    yield operations.norm(end, "norm")
-    yield from block_operations.for_head(end, shape, "norm")
-    yield operations.loss(end, "tok" if shape.tie_head else "head", shape.vocab_size, capped=shape.logit_cap > 0.0)
+            yield from norm(f"{block}.{name.format(number)}", width, shape.bias, depth, mean=mean)
 
 
 KIND = Kind(
@@ -331,15 +287,15 @@ KIND = Kind(
     PRESETS,
     parameters,
     _derived,
-    saved,
-    operators,
+    passes.saved,
+    passes.operators,
     experts.forward_flops,
     wrong=_wrong,
     parts={"rope_scaling": tuple(ROPE)},
     words={
         "rope_type": tuple(READS),
         "qk_norm": ("none", "head", "all"),
-        "norm": tuple(_NORMS),
+        "norm": tuple(NORMS),
         "activation": ("silu", "gelu"),
         "route_scores": ("softmax", "sigmoid"),
     },

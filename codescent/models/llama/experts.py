@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from codescent.models.llama import multi_token
+from codescent.models.llama.latents import flops_instead
 from codescent.models.shape import WEIGHT_STD, flops_of_blocks, linear
 from codescent.operators.saved_experts import ExpertSizes
 from codescent.plan.shard import Parameter, Role
@@ -107,12 +109,14 @@ def parameters(name: str, shape: LlamaShape, out_std: float, depth: int) -> Iter
 
 def forward_flops(shape: LlamaShape, seq_len: int) -> tuple[float, ...]:
     """See `flops_of_blocks`. Of experts those that compute a token count, and the router."""
-    embedding, *blocks, head = flops_of_blocks(shape, seq_len)
+    embedding, *plain, head = flops_of_blocks(shape, seq_len)
+    blocks = [flops + more for flops, more in zip(plain, flops_instead(shape, seq_len), strict=True)]
     rows = shape.experts_per_token * (shape.capacity_factor or 1.0)
     channels = min(rows, shape.num_experts) * shape.inner_dim + shape.shared_dim
     instead = channels * shape.ffn_matrices + shape.num_experts
     more = 2.0 * shape.hidden_dim * (instead - shape.ffn_matrices * shape.ffn_dim)
-    return (embedding, *(flops + more * routed for flops, routed in zip(blocks, shape.routed, strict=True)), head)
+    blocks = [flops + more * routed for flops, routed in zip(blocks, shape.routed, strict=True)]
+    return (embedding, *blocks, head + multi_token.forward_flops(shape, tuple(blocks)))
 
 
 def sizes_of(shape: LlamaShape) -> ExpertSizes:

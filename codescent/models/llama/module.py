@@ -7,13 +7,15 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from codescent.base.device import wide_dtype
 from codescent.models.decoder import Block, Decoder
 from codescent.models.llama.declare import LlamaShape
+from codescent.models.multi_token import TokenPredictor, tokens_ahead
 from codescent.operators.activations import ActivatedThenLinear
 from codescent.operators.attention import Attention
 from codescent.operators.block_attention import ScoreTraits
@@ -22,6 +24,8 @@ from codescent.operators.experts import Experts
 from codescent.operators.gate_up import GateUp
 from codescent.operators.gated import GATED
 from codescent.operators.head_norm import HeadNorm
+from codescent.operators.latent_attention import LatentAttention
+from codescent.operators.latents import LatentSizes
 from codescent.operators.plus_one_norm import PlusOneNorm
 from codescent.operators.root_mean_square_norm import RootMeanSquareNorm
 from codescent.operators.rotary import every_turn
@@ -41,9 +45,8 @@ class RotaryTables:
     """
 
     def __init__(self, shape: LlamaShape, theta: float, scaling: RopeScaling | None) -> None:
-        self.turns = Table(
-            partial(every_turn, shape.seq_len, shape.head_dim, theta, scaling, rotary_dim=shape.rotary_dim)
-        )
+        channels, turning = (shape.head_dim, shape.rotary_dim) if not shape.kv_latent_dim else (shape.rotary_dim, 0)
+        self.turns = Table(partial(every_turn, shape.seq_len, channels, theta, scaling, rotary_dim=turning))
 
 
 class Llama(Decoder):
@@ -73,23 +76,45 @@ class Llama(Decoder):
             self.tables += (self.embedding_scale,)
         if self.embeds or (self.ends and shape.tie_head):
             self.tok = nn.Embedding(shape.vocab_size, width)
-        self.blocks = nn.ModuleDict({str(layer): self._block(layer) for layer in self.layers})
-        routed = [layer for layer in self.layers if shape.routed[layer]]
-        self.routers = {layer: cast(Experts, cast(Block, self.blocks[str(layer)]).mlp).router for layer in routed}
+        blocks = {layer: self._block(layer, routed=shape.routed[layer]) for layer in self.layers}
+        self.blocks = nn.ModuleDict({str(layer): block for layer, block in blocks.items()})
         if self.ends:
             self.norm = self._norm()
-            if not shape.tie_head:
-                self.head = nn.Linear(width, shape.vocab_size, bias=False)
+        if self.ends and shape.mtp_layers:
+            more = range(shape.num_layers, shape.num_layers + shape.mtp_layers)
+            blocks |= {layer: self._block(layer, routed=shape.num_experts > 0) for layer in more}
+            modules = {str(layer): TokenPredictor(self._norm, width, blocks[layer]) for layer in more}
+            self.mtp = nn.ModuleDict(modules)
+        routed = {layer: block.mlp for layer, block in blocks.items() if isinstance(block.mlp, Experts)}
+        self.routers = {layer: experts.router for layer, experts in routed.items()}
+        if self.ends and not shape.tie_head:
+            self.head = nn.Linear(width, shape.vocab_size, bias=False)
 
     def _norm(self) -> nn.Module:
         kind = PlusOneNorm if self.shape.norm_plus_one else RootMeanSquareNorm
         return kind(self.shape.hidden_dim, self.shape.norm_eps)
 
-    def _block(self, layer: int) -> Block:
+    def _block(self, layer: int, *, routed: bool) -> Block:
+        shape = self.shape
+        layer = min(layer, shape.num_layers - 1)  # behind the blocks as the last one
+        attn = self._latent_attention(layer) if shape.kv_latent_dim else self._attention(layer)
+        first, output = shape.norm != "output", shape.norm != "first"
+        mlp = self._experts() if routed else self._feed_forward(shape.ffn_dim)
+        return Block(self._norm, 0.0, norm_first=first, norm_output=output, attn=attn, mlp=mlp)
+
+    def _latent_attention(self, layer: int) -> nn.Module:
+        shape = self.shape
+        heads = shape.num_heads, shape.head_dim, shape.rotary_dim, shape.value_dim
+        sizes = LatentSizes(*heads, shape.kv_latent_dim, shape.q_latent_dim)
+        values = shape.value_dim if shape.value_dim < shape.head_dim else 0
+        scores = ScoreTraits(shape.windows[layer], shape.score_cap, shape.score_width, values)
+        return LatentAttention(shape.hidden_dim, sizes, scores)
+
+    def _attention(self, layer: int) -> nn.Module:
         shape, width = self.shape, self.shape.hidden_dim
         over_all = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         norm = HeadNorm(shape.norm_eps, over_all if shape.qk_norm == "all" else None, shape.norm_offset)
-        attn = Attention(
+        return Attention(
             width,
             (shape.num_heads, shape.num_kv_heads),
             shape.bias,
@@ -98,9 +123,6 @@ class Llama(Decoder):
             norm=None if shape.qk_norm == "none" else norm,
             scores=ScoreTraits(shape.windows[layer], shape.score_cap, shape.score_width),
         )
-        first, output = shape.norm != "output", shape.norm != "first"
-        mlp = self._experts() if shape.routed[layer] else self._feed_forward(shape.ffn_dim)
-        return Block(self._norm, 0.0, norm_first=first, norm_output=output, attn=attn, mlp=mlp)
 
     def _feed_forward(self, ffn: int) -> nn.Module:
         width = self.shape.hidden_dim
@@ -127,6 +149,32 @@ class Llama(Decoder):
         for router in self.routers.values():
             router.objective, router.loss_scale = self.objective, loss_scale
         return super().forward(*arguments, loss_scale=loss_scale, **options)
+
+    def ahead(
+        self,
+        x_BTD: Tensor,
+        inputs_BT: Tensor,
+        targets_BT: Tensor,
+        weight_VD: Tensor,
+        loss_scale: float,
+        angles: Sequence[Tensor | None],
+        documents: DocumentBounds | None,
+    ) -> Tensor | None:
+        """See `Decoder`. The gradient is that of weight / D times the losses of D modules (equation 25)."""
+        losses, counts = list[Tensor](), list[Tensor]()
+        scale = loss_scale * self.objective.mtp_weight / self.shape.mtp_layers
+        options: dict[str, Any] = {"skip_negative": True, "cap": self.shape.logit_cap}
+        for number, module in enumerate(self.mtp.values(), start=1):
+            tokens = tokens_ahead(inputs_BT, targets_BT, number, documents)
+            read_BT, ahead_BT = self.select_tokens(tokens.read), self.select_tokens(tokens.targets)
+            embedded_BTD, _ = self.vocabulary.embed(self.tok.weight, read_BT, None)
+            x_BTD = module(x_BTD, embedded_BTD, self.rows_T, angles[-1], documents)
+            reads = self.for_head(x_BTD), weight_VD, ahead_BT, self.head_chunk_tokens
+            losses.append(self.vocabulary.loss(*reads, scale, None, **options))
+            counts.append((tokens.targets >= 0).sum())
+        total, wide = torch.stack(losses).sum(), wide_dtype(x_BTD.device)
+        self.objective_sums = torch.stack([total.detach().to(wide), torch.stack(counts).sum().to(wide)])[None]
+        return total
 
     def angles(
         self, inputs: Tensor, positions_BT: Tensor | None, dtype: torch.dtype, documents: DocumentBounds | None = None

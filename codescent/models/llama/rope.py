@@ -20,6 +20,7 @@ ROPE = {
     "rope_beta_slow": "beta_slow",
     "rope_truncate": "truncate",
     "rope_attention_factor": "attention_factor",
+    "rope_mscale_all_dim": "mscale_all_dim",
     "rope_short_factors": "short_factors",
     "rope_long_factors": "long_factors",
 }
@@ -28,7 +29,15 @@ ROPE = {
 READS: Mapping[str, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_seq_len"),
     "linear": ("factor",),
-    "yarn": ("factor", "original_seq_len", "beta_fast", "beta_slow", "truncate", "attention_factor"),
+    "yarn": (
+        "factor",
+        "original_seq_len",
+        "beta_fast",
+        "beta_slow",
+        "truncate",
+        "attention_factor",
+        "mscale_all_dim",
+    ),
     "longrope": ("factor", "original_seq_len", "short_factors", "long_factors", "attention_factor"),
 }
 """Each method, and the fields of `RopeScaling` that it reads. The first is that of a scaling without a method."""

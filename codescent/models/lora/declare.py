@@ -21,8 +21,12 @@ from codescent.plan.operators import LayerOperator
 from codescent.plan.shard import Parameter, Role
 
 A, B, MAGNITUDE = "lora_a", "lora_b", "lora_magnitude"
-_MAGNITUDES = {Role.COLUMN: Role.MAGNITUDE_COLUMN, Role.ROW: Role.MAGNITUDE}
-_ROLES = {Role.COLUMN: (Role.ADAPTER, Role.ADAPTER_COLUMN), Role.ROW: (Role.ADAPTER_ROW, Role.ADAPTER)}
+_MAGNITUDES = {Role.COLUMN: Role.MAGNITUDE_COLUMN, Role.ROW: Role.MAGNITUDE, Role.STREAM: Role.NORM}
+_ROLES = {
+    Role.COLUMN: (Role.ADAPTER, Role.ADAPTER_COLUMN),
+    Role.ROW: (Role.ADAPTER_ROW, Role.ADAPTER),
+    Role.STREAM: (Role.STREAM, Role.STREAM),
+}
 _BLOCK = re.compile(r"blocks\.\d+\.")
 
 
@@ -135,15 +139,17 @@ def _adapter(matrix: Parameter, rank: int) -> tuple[Parameter, Parameter]:
     name_a, name_b = names(matrix.name)
     a_std = 1.0 / math.sqrt(3 * inputs)
     return (
-        dataclasses.replace(matrix, name=name_a, shape=(rank, inputs), role=role_a, std=a_std, alternating=()),
-        dataclasses.replace(matrix, name=name_b, shape=(*outputs, rank), role=role_b, std=0.0),
+        dataclasses.replace(
+            matrix, name=name_a, shape=(rank, inputs), role=role_a, std=a_std, alternating=(), beside=0
+        ),
+        dataclasses.replace(matrix, name=name_b, shape=(*outputs, rank), role=role_b, std=0.0, beside=0),
     )
 
 
 def _magnitude(matrix: Parameter) -> Parameter:
     role, shape = _MAGNITUDES[matrix.role], matrix.shape[:-1]
     return dataclasses.replace(
-        matrix, name=magnitude_name(matrix.name), shape=shape, role=role, std=0.0, alternating=()
+        matrix, name=magnitude_name(matrix.name), shape=shape, role=role, std=0.0, alternating=(), beside=0
     )
 
 

@@ -71,7 +71,7 @@ class TransformersShape(Shape):
         return self.num_layers if self.head == HEADS[0] else 0
 
     @property
-    def needs_weights(self) -> str:
+    def needs_weights(self) -> str:  # type: ignore[override]
         """See `Shape`: initial values of codescent are normal numbers, or one number."""
         unlike = observed(self).unlike
         if not unlike:
