@@ -18,7 +18,7 @@ from codescent.data.text.foreign import GPT2_VOCAB_SIZE
 from codescent.data.text.records import FIRST_NAMES
 from codescent.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from codescent.plan import Plan, TaskFacts, Work
-from codescent.plan.objective import Preference
+from codescent.plan.objective import Policy, Preference
 from codescent.tasks.scores import Scores
 
 if TYPE_CHECKING:
@@ -270,6 +270,10 @@ class Task:
 
     def preference(self, request: TaskRequest) -> Preference | None:
         """The loss of answers that the task minimises; None: the cross-entropy of its targets."""
+        return None
+
+    def policy(self, request: TaskRequest) -> Policy | None:
+        """The loss of answers that the model writes itself, before each step; None: samples have what is learned."""
         return None
 
     def remarks(self, request: TaskRequest) -> Iterator[str]:
