@@ -1,5 +1,5 @@
-"""In: a Llama of transformers, answers with rewards. Out: loss and gradients of GRPO are trl's; rewards of users' functions
-are checked. Does not run on layouts (test_rewarded_runs does)."""
+"""In: a Llama of transformers, answers with rewards. Out: loss and gradients of GRPO are trl's; rewards of users'
+functions are checked. Does not run on layouts (test_rewarded_runs does)."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def theirs_of(run: Run, train: Train, batch: Batch, answers: list[list[Answer]],
 @pytest.mark.filterwarnings("ignore")  # what trl and transformers say of each other
 @pytest.mark.parametrize("case", CASES)
 def test_loss_and_gradients_are_those_of_trl(run: Run, case: str) -> None:
-    """Fault: an advantage, a ratio, the estimate of the KL term, or what the loss divides by, is not that of the field."""
+    """Fault: an advantage, a ratio, the estimate of the KL term, or what the loss divides by, is another."""
     train, answers = CASES[case], drawn()
     source, policy = prepared(run.folder, train)
     numbers = np.arange(len(PROMPTS))

@@ -1,5 +1,5 @@
-"""In: prompts, functions of rewards. Out: runs whose model writes answers walk on layouts as on one process; a resumed run
-is bitwise that which was not; what is refused. Does not compare losses with those of trl (test_rewarded does)."""
+"""In: prompts, functions of rewards. Out: runs whose model writes answers walk on layouts as on one process; a resumed
+run is bitwise that which was not; what is refused. Does not compare losses with those of trl (test_rewarded does)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from forker import Forker, Runs
-from runs import assert_same, called, losses, make_project, refused
+from runs import called, losses, make_project, refused
 
 SIZES = (
     "model.kind=llama",
@@ -100,15 +100,20 @@ def runs(tmp_path_factory: pytest.TempPathFactory, forker: Forker) -> Runs:
 def test_every_layout_walks_the_trajectory_of_one_process(
     runs: Runs, case: str, layout: str, ranks: int, size: str
 ) -> None:
-    """Fault: answers depend on the rank that writes them, or on the weights of another step; a sum is that of a rank."""
+    """Fault: answers depend on the rank that writes them, or on weights of another step; a sum is that of a rank."""
     parallel = [f"parallel.{key}" for key in layout.split()]
     expected = runs.of_one(*CASES[case])
     found = runs.run(ranks, *CASES[case], *parallel, *([f"train.microbatch_size={size}"] if size else []))
-    assert_same(found, expected, 1e-9)
-    names = (*MEASURES, *(["kl"] if "kl" in case or case == "lora" else []), *(["clipped"] * (case == "updates")))
-    for mine, other in zip(found.read_metrics(), expected.read_metrics(), strict=True):
+    names = ("train_loss", "grad_norm", *MEASURES, *(["kl"] if case in ("kl", "lora") else []))
+    names = (*names, *(["clipped"] if case == "updates" else []))
+    rows, others = found.read_metrics(), expected.read_metrics()
+    for mine, other in zip(rows, others, strict=True):  # advantages add up to 0, and the first loss is their rounding
         assert [mine[name] for name in names] == pytest.approx([other[name] for name in names], rel=1e-9, abs=1e-12)
+        assert mine["val_loss"] == other["val_loss"]
+    assert min(row["grad_norm"] for row in rows) > 1e-3
+    assert case != "updates" or rows[1]["clipped"] > 0 == rows[2]["clipped"]
     assert answers_of(found.path) == answers_of(expected.path)
+    assert len({row["reward"] for row in rows}) > 1
 
 
 def answers_of(run: Path) -> list[dict[str, Any]]:
@@ -125,3 +130,90 @@ def test_a_run_that_is_resumed_is_bitwise_that_which_was_not(runs: Runs, case: s
     found = runs.run(1, *words, "train.num_steps=8", resume=True)
     assert losses(found) == losses(whole)
     assert answers_of(found.path) == answers_of(whole.path)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_goes_on_bitwise(runs: Runs) -> None:
+    """Fault: what a rank has drawn before it died decides what it draws afterwards."""
+    words = ("parallel.dp_replicate=2", "train.precision=fp32", "train.num_steps=6", "checkpoint.every=2")
+    whole = runs.run(2, *words)
+    runs.start(2, *words, fault="killed 5")
+    found = runs.run(2, *words, resume=True)
+    assert losses(found) == losses(whole)
+    assert answers_of(found.path) == answers_of(whole.path)
+
+
+@pytest.mark.slow
+def test_rewards_rise_and_a_run_is_scored(runs: Runs) -> None:
+    """Fault: an advantage has the wrong sign, or evaluate writes other answers than a validation."""
+    words = ("train.precision=fp32", "train.num_steps=60", "train.eval_every=30", "train.global_batch_size=8")
+    rows = runs.run(1, *words, "train.group_size=8", "model.seq_len=80").read_metrics()
+    assert rows[-1]["reward"] > rows[0]["reward"] + 0.1
+    assert rows[-1]["val_reward"] == -rows[-1]["val_loss"]
+    done = called(runs.project, "evaluate", str(runs.last().path), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["reward"] == pytest.approx(rows[-1]["val_reward"], abs=1e-6)
+
+
+TEXT = {"prompt": "abc", "answer": "cba"}
+CHAT = {"prompt": [{"role": "user", "content": "abc"}], "answer": "cba"}
+MORE = ("parallel.ranks=2",)
+REFUSED: list[tuple[Any, tuple[str, ...], str]] = [
+    ({"answer": "cba"}, (), 'no "prompt" (it has: answer); set data.prompt_key'),
+    ({"prompt": 3}, (), '"prompt": a text or a list of messages is needed, found 3'),
+    (CHAT, (), "data.chat_template is needed to write messages as text"),
+    ({"prompt": "abc"}, ("data.reward=exact",), '"answer": data.reward = "exact" compares with a text or a number'),
+    ({**TEXT, "prompt": "abc" * 9}, (), "raise data.seq_len, lower train.group_size or train.new_tokens"),
+    (TEXT, ("data.reward=judge:shares",), "has no function shares; did you mean judge:share?"),
+    (TEXT, ("data.reward=judge:not_a_function",), "must be a function, and is an int"),
+    (TEXT, ("data.reward=judges",), 'must be "module:NAME", or "exact"'),
+    (TEXT, ("data.template={prompt}={response}!",), "the model writes what follows {response}"),
+    (TEXT, ("train.compile=model",), 'train.compile = "model": data.task = "grpo" has tokens without a target'),
+    (TEXT, (*MORE, "parallel.pp=2"), 'parallel.pp = 2: data.task = "grpo": no rank has all layers'),
+    (TEXT, (*MORE, "parallel.cp=2"), 'parallel.cp = 2: data.task = "grpo": ranks share the positions of a sample'),
+    (TEXT, (*MORE, "parallel.average_every=2"), "parallel.average_every = 2: data.task = "),
+    (TEXT, ("train.updates_per_answer=2",), "train.num_steps = 3: train.updates_per_answer = 2 steps learn from"),
+    (TEXT, ("train.clip_high=0.28",), "train.clip_high"),
+]
+
+
+@pytest.mark.parametrize(("line", "words", "said"), [pytest.param(*one, id=one[2][:40]) for one in REFUSED])
+def test_what_is_refused(
+    runs: Runs, capsys: pytest.CaptureFixture[str], line: dict[str, object], words: tuple[str, ...], said: str
+) -> None:
+    """Fault: a layout that cannot write answers, or a line that asks nothing, ends in a traceback or is trained on."""
+    (runs.project / "bad.jsonl").write_text("".join(json.dumps(one) + "\n" for one in [TEXT, line] * 6))
+    found = refused(runs.project, capsys, *SIZES, "data.corpus=bad.jsonl", "train.global_batch_size=2", *words)
+    assert said in found
+    assert "Traceback" not in found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_reward_that_fails_ends_the_run_with_one_sentence(runs: Runs, ranks: int) -> None:
+    """Fault: the other ranks wait for the one whose reward has failed, or each prints an error of its own."""
+    (runs.project / "fail").write_text("")
+    done = runs.start(ranks, "data.reward=judge:fails_later")
+    (runs.project / "fail").unlink()
+    assert set(done.codes) == {2}
+    assert done.said.count("raised KeyError: 'no such unit'") == 1
+    assert "data.reward = judge:fails_later: words.jsonl:" in done.said
+    assert ", step 1: raised" in done.said
+    hung = runs.start(ranks, "data.reward=judge:endless", "data.reward_timeout_s=1")
+    assert set(hung.codes) == {2}
+    assert hung.said.count("no reward after 1 s; raise data.reward_timeout_s") >= 1
+    assert "Traceback" not in done.said + hung.said
+
+
+def test_the_plan_says_what_it_does_not_count(runs: Runs) -> None:
+    """Fault: a plan is silent about the answers, or knows other sizes of the engine than a run has."""
+    from codescent.inference import answers  # noqa: PLC0415
+    from codescent.verbs import plan_answers  # noqa: PLC0415
+
+    assert (answers.MOST_ROWS, answers.PAGE_SIZE) == (plan_answers.MOST_ROWS, plan_answers.PAGE_SIZE)
+    done = called(runs.project, "plan", "run.toml", *SIZES, "train.kl=0.1", "parallel.dp_shard=2", "parallel.ranks=2")
+    assert done.returncode == 0, done.stderr
+    assert "16 of up to 5 tokens, written before each step" in done.stdout
+    assert "their time and messages are not counted here" in done.stdout
+    assert "of gathered weights" in done.stdout
+    assert "a copy of trained weights" in done.stdout

@@ -76,12 +76,13 @@ def _parted(config: Config, candidate: Candidate) -> Iterator[Refusal]:
     for name, steps in candidate.due.items():
         if steps % times:
             yield Refusal(
-                f"{name} = {steps}: {key} = {times} steps learn from the same answers, and nothing can act between them",
+                f"{name} = {steps}: {key} = {times} steps learn from the same answers, and nothing can act between "
+                "them",
                 [*each(name, nearest_multiples(steps, times)), Change({key: 1})],
             )
     if config.train.num_epochs is not None:
         yield Refusal(
-            f"train.num_epochs = {config.train.num_epochs:g}: with {key} = {times} an epoch is no number of steps; give "
-            "train.num_steps",
+            f"train.num_epochs = {config.train.num_epochs:g}: with {key} = {times} an epoch is no number of steps; "
+            "give train.num_steps",
             [Change({key: 1})],
         )

@@ -493,7 +493,7 @@ class Train(Section):
         only=other_than("train.kl", 0.0),
     )
     updates_per_answer: int = key(
-        1, "steps that learn from the same answers, one after the other (grpo); 1: each step from new ones", ge=1, le=100
+        1, "steps that learn from the same answers, one after the other (grpo); 1: each has new ones", ge=1, le=100
     )
     clip: float = key(
         0.2,
@@ -503,7 +503,9 @@ class Train(Section):
         only=at_least("train.updates_per_answer", 2),
     )
     clip_high: float | None = auto(
-        "and up to 1 + clip_high (grpo); auto: train.clip; DAPO: 0.28", ge=0, only=at_least("train.updates_per_answer", 2)
+        "and up to 1 + clip_high (grpo); auto: train.clip; DAPO: 0.28",
+        ge=0,
+        only=at_least("train.updates_per_answer", 2),
     )
     balance_loss: float = key(
         0.0,

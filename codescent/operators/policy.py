@@ -55,8 +55,8 @@ def policy_loss(losses_BT: Tensor, answers: WrittenAnswers, policy: Policy, scal
         -min(r A, clamp(r, 1 - clip, 1 + clip_high) A) + kl (exp(l_ref - l) - (l_ref - l) - 1)
 
     The last factor estimates the KL divergence (Schulman 2020, "Approximating KL divergence", k3). With
-    `policy.kl_corrected` r multiplies it, and its gradient is that of the divergence (DeepSeek-AI 2025, "DeepSeek-V3.2",
-    section 3.1). An answer counts by
+    `policy.kl_corrected` r multiplies it, and its gradient is that of the divergence (DeepSeek-AI 2025,
+    "DeepSeek-V3.2", section 3.1). An answer counts by
     the mean of its tokens; with `policy.mean` "limit" by their sum divided by `policy.new_tokens` (Liu et al. 2025).
 
     The gradients are those of scale * loss. Forward computes them: one number for each token.

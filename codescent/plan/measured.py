@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from codescent.plan.objective import OF_ANSWERS, OF_PAIRS, measures_of_policy
+from codescent.plan.objective import OF_ANSWERS, OF_PAIRS, VAL_REWARD, measures_of_policy
 
 OF_EXPERTS = ("expert_load_max", "expert_load_min", "expert_dropped", "balance_loss", "router_z_loss")
 """Columns of a model with experts."""
@@ -20,7 +20,8 @@ def measured_columns(plan: Mapping[str, Any]) -> tuple[str, ...]:
         objective.get(name) if isinstance(objective, Mapping) else None for name in ("preference", "policy")
     )
     if isinstance(policy, Mapping):
-        return (*of_model, *measures_of_policy(kl=policy.get("kl", 0.0), updates=policy.get("updates", 1)))
+        measures = measures_of_policy(kl=policy.get("kl", 0.0), updates=policy.get("updates", 1))
+        return (*of_model, *measures, VAL_REWARD)
     if not isinstance(preference, Mapping):
         return of_model
     return (*of_model, *(OF_ANSWERS if preference.get("answers") else OF_PAIRS))

@@ -59,7 +59,7 @@ class Preference:
 OF_POLICY = ("reward", "reward_std", "answer_tokens", "answers_cut", "groups_alike")
 """Measures of answers with rewards: mean reward, standard deviation in a group, tokens, the share of answers that ended
 at their limit, the share of groups whose answers all have the same reward."""
-KL, CLIPPED = "kl", "clipped"
+KL, CLIPPED, VAL_REWARD = "kl", "clipped", "val_reward"
 POLICY_KEYS: Mapping[str, str] = MappingProxyType(
     {
         "group": "group_size",
@@ -159,9 +159,13 @@ class Objective:
         return () if found is None else found.measures
 
     @property
-    def validates_rewards(self) -> bool:
-        """Whether a validation loss is the negative of a mean reward."""
-        return self.policy is not None
+    def headline(self) -> str:
+        """The measure that says more of a step than its loss; "": there is none."""
+        return OF_POLICY[0] if self.policy is not None else ""
+
+    def of_validation(self, loss: float | None) -> dict[str, float | None]:
+        """What a validation loss means beside: of answers with rewards it is the negative of the mean reward."""
+        return {} if self.policy is None else {VAL_REWARD: None if loss is None else -loss}
 
 
 CROSS_ENTROPY = Objective()

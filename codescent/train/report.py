@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +224,7 @@ class Report:
             "sent_bytes": run.plan.sent_bytes(0, step - 1) if run.world.this_rank.world_size > 1 else None,
             "consensus": result.consensus,
             **result.measured,
+            **run.plan.objective.of_validation(val_loss),
             "val_loss_ema": found.of_ema,
             **({} if self.corpora is None else self.corpora.values(batch_of(step - 1, run.ahead) + 1, found)),
             "padding": self.padding.share(batch_of(step - 1, run.ahead)) if self.padding else None,
@@ -248,9 +249,11 @@ class Report:
         peak = int(row["peak_memory_bytes"])
         slowest = "" if OwnPage.current is None else OwnPage.current.pages.slowest
         shown = StepShown(step, result.train_loss, rate, result.grad_norm, tokens / seconds, mfu, peak, slowest)
+        if (name := run.plan.objective.headline) and (value := result.measured[name]) is not None:
+            shown = replace(shown, measure=f"{name} {value:.4f}")
         self.display.step(shown, due=due)
         if val_loss is not None:
-            self.display.validation(step, found)
+            self.display.validation(step, found, run.plan.objective.of_validation(val_loss))
             if not math.isfinite(val_loss):
                 self._event("validation_not_finite", step=step, val_loss=val_loss)
                 self.display.warn(f"warning: step {step}: the validation loss is {val_loss}")

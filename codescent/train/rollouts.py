@@ -5,7 +5,6 @@ Does not choose prompts (the loader does), and knows no reward: the source of th
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -19,10 +18,10 @@ from codescent.base.errors import RunFailed, UserError
 from codescent.data.loader import Batch, Portion
 from codescent.data.prepared import SPLITS
 from codescent.data.samples import Answer, Numbers, PromptSource
+from codescent.inference.answers import answers_of, capacity_of
 from codescent.inference.engine import Engine
 from codescent.inference.ranks import LeadingReader, follow
-from codescent.inference.request import Finish, Sampling
-from codescent.inference.schedule import Capacity
+from codescent.inference.request import Sampling
 from codescent.models.decoder import Decoder
 from codescent.plan.objective import Policy
 from codescent.strategies import ThisRank
@@ -34,10 +33,6 @@ from codescent.train.kept_answers import KeptAnswers
 from codescent.train.open import OpenRun
 from codescent.train.trainer import Trainer
 
-PAGE_SIZE, STEP_TOKENS = 16, 1024
-"""Tokens of a page of keys and values, and tokens that a pass reads at most."""
-MOST_ROWS = 256
-"""Answers that a rank writes at a time."""
 Written = list[list[Answer]]
 """The answers to each of several prompts."""
 
@@ -123,33 +118,6 @@ class AnswerWriter:
                     yield module
             finally:
                 self._gathered.part.train(was_training)
-
-
-def capacity_of(prompts: Sequence[Sequence[int]], new_tokens: int) -> Capacity:
-    """Room for so many answers at a time, each behind its prompt."""
-    rows = max(1, min(len(prompts), MOST_ROWS))
-    longest = max(map(len, prompts), default=0) + new_tokens
-    return Capacity(rows, rows * math.ceil(longest / PAGE_SIZE), PAGE_SIZE, max(STEP_TOKENS, rows))
-
-
-def answers_of(
-    engine: Engine, prompts: Sequence[Sequence[int]], samplings: Sequence[Sampling], end: int | None
-) -> list[Answer]:
-    """The answer to each prompt. Raises RunFailed: the logits are not finite."""
-    places, tokens, cut = dict[int, int](), [list[int]() for _ in prompts], [False] * len(prompts)
-    for number, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
-        places[engine.add(prompt, sampling)] = number
-    while engine.busy:
-        for output in engine.step():
-            place = places[output.request]
-            if output.token is not None:
-                tokens[place].append(output.token)
-            if output.finished is Finish.ERROR:
-                raise RunFailed(f"answers cannot be written: {output.error}")
-            if output.finished is Finish.STOP and end is not None:
-                tokens[place].append(end)
-            cut[place] = output.finished is Finish.LENGTH or cut[place]
-    return [Answer(*one) for one in zip(tokens, cut, strict=True)]
 
 
 class _Training:

@@ -107,7 +107,8 @@ class Rewarded(Conversations):
                 yield (
                     f"{source.file}:{line}: the prompt with {counted(source.group, 'answer')} of up to "
                     f"{counted(policy.new_tokens, 'token')} needs {needed:,} positions, and data.seq_len = "
-                    f"{work.seq_len}; raise data.seq_len, lower train.group_size or train.new_tokens, or leave the line out"
+                    f"{work.seq_len}; raise data.seq_len, lower train.group_size or train.new_tokens, or "
+                    "leave the line out"
                 )
             if len(found) > MOST_LINES:
                 yield f"{source.file}: {counted(len(found) - MOST_LINES, 'more line')} with such a prompt"
@@ -132,4 +133,18 @@ class Rewarded(Conversations):
 
     def score(self, request: ScoreRequest) -> Scores:
         """See `Task`: the mean reward of the likeliest answers to the prompts of the validation split."""
-        raise NotImplementedError
+        name, source = request.validation(self)
+        assert isinstance(source, PromptSource)
+        assert request.answer is not None
+        numbers, new_tokens = np.arange(source.num_samples), self.policy(request.task).new_tokens
+        module = request.make_module()
+        answers = request.answer(module, source.prompts(numbers), new_tokens, source.end, source.vocab_size)
+        found = [source.rewards(number, [answer], "evaluate")[0] for number, answer in enumerate(answers)]
+        reward, tokens = float(np.mean(found)), float(np.mean([len(answer.tokens) for answer in answers]))
+        cut = sum(answer.cut for answer in answers) / len(answers)
+        lines = [
+            f"{name}: the likeliest answers to {counted(len(found), 'prompt')} have a mean reward of {reward:.4f}",
+            f"{tokens:.1f} tokens an answer; {cut:.1%} ended at their limit (train.new_tokens = {new_tokens})",
+        ]
+        facts = {"data": name, "reward": reward, "answer_tokens": tokens, "answers_cut": cut, "count": len(found)}
+        return Scores(lines, {**facts, "unit": "prompts"})
