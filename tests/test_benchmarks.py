@@ -65,6 +65,7 @@ SCRIPTS = (
     "slow_rank",
     "doctor",
     "serve_load",
+    "rewards",
 )
 
 PEER = """

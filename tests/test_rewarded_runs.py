@@ -4,7 +4,9 @@ run is bitwise that which was not; what is refused. Does not compare losses with
 from __future__ import annotations
 
 import json
+import math
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -104,12 +106,12 @@ def test_every_layout_walks_the_trajectory_of_one_process(
     parallel = [f"parallel.{key}" for key in layout.split()]
     expected = runs.of_one(*CASES[case])
     found = runs.run(ranks, *CASES[case], *parallel, *([f"train.microbatch_size={size}"] if size else []))
-    names = ("train_loss", "grad_norm", *MEASURES, *(["kl"] if case in ("kl", "lora") else []))
+    names = ("train_loss", "grad_norm", "val_loss", *MEASURES, *(["kl"] if case in ("kl", "lora") else []))
     names = (*names, *(["clipped"] if case == "updates" else []))
     rows, others = found.read_metrics(), expected.read_metrics()
     for mine, other in zip(rows, others, strict=True):  # advantages add up to 0, and the first loss is their rounding
-        assert [mine[name] for name in names] == pytest.approx([other[name] for name in names], rel=1e-9, abs=1e-12)
-        assert mine["val_loss"] == other["val_loss"]
+        numbers = ([math.nan if row[name] is None else row[name] for name in names] for row in (mine, other))
+        assert next(numbers) == pytest.approx(next(numbers), rel=1e-9, abs=1e-12, nan_ok=True)
     assert min(row["grad_norm"] for row in rows) > 1e-3
     assert case != "updates" or rows[1]["clipped"] > 0 == rows[2]["clipped"]
     assert answers_of(found.path) == answers_of(expected.path)
@@ -143,16 +145,29 @@ def test_a_run_that_is_killed_goes_on_bitwise(runs: Runs) -> None:
     assert answers_of(found.path) == answers_of(whole.path)
 
 
+EXAMPLE = Path(__file__).parent.parent / "examples" / "grpo"
+WORDS_OF_TWO = (
+    *("data.corpus=two.jsonl", "data.validation=two.jsonl", "data.tokenizer=letters.json", "data.reward=exact"),
+    *("model.hidden_dim=32", "model.seq_len=80", "train.precision=fp32", "train.num_steps=150", "train.eval_every=75"),
+    *("train.global_batch_size=12", "train.group_size=16", "train.new_tokens=3", "optimizer.learning_rate=3e-3"),
+)
+
+
 @pytest.mark.slow
 def test_rewards_rise_and_a_run_is_scored(runs: Runs) -> None:
     """Fault: an advantage has the wrong sign, or evaluate writes other answers than a validation."""
-    words = ("train.precision=fp32", "train.num_steps=60", "train.eval_every=30", "train.global_batch_size=8")
-    rows = runs.run(1, *words, "train.group_size=8", "model.seq_len=80").read_metrics()
-    assert rows[-1]["reward"] > rows[0]["reward"] + 0.1
-    assert rows[-1]["val_reward"] == -rows[-1]["val_loss"]
+    shutil.copy(EXAMPLE / "letters.json", runs.project)
+    lines = [{"prompt": one + other, "answer": other + one} for one in "abcdef" for other in "abcdef"]
+    (runs.project / "two.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rows = runs.run(1, *WORDS_OF_TWO).read_metrics()
+    assert sum(row["reward"] for row in rows[-10:]) / 10 > 0.9 > 0.2 > rows[0]["reward"]
+    assert rows[-1]["val_reward"] == -rows[-1]["val_loss"] > 0.9
+    assert [row["data_s"] > 0 for row in rows] == [True] * len(rows)
     done = called(runs.project, "evaluate", str(runs.last().path), "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["reward"] == pytest.approx(rows[-1]["val_reward"], abs=1e-6)
+    found = json.loads(done.stdout)
+    assert found["reward"] == pytest.approx(rows[-1]["val_reward"])
+    assert found["count"] == 36
 
 
 TEXT = {"prompt": "abc", "answer": "cba"}
@@ -173,7 +188,6 @@ REFUSED: list[tuple[Any, tuple[str, ...], str]] = [
     (TEXT, (*MORE, "parallel.cp=2"), 'parallel.cp = 2: data.task = "grpo": ranks share the positions of a sample'),
     (TEXT, (*MORE, "parallel.average_every=2"), "parallel.average_every = 2: data.task = "),
     (TEXT, ("train.updates_per_answer=2",), "train.num_steps = 3: train.updates_per_answer = 2 steps learn from"),
-    (TEXT, ("train.clip_high=0.28",), "train.clip_high"),
 ]
 
 
@@ -196,12 +210,12 @@ def test_a_reward_that_fails_ends_the_run_with_one_sentence(runs: Runs, ranks: i
     done = runs.start(ranks, "data.reward=judge:fails_later")
     (runs.project / "fail").unlink()
     assert set(done.codes) == {2}
-    assert done.said.count("raised KeyError: 'no such unit'") == 1
+    assert len({line for line in done.said.splitlines() if "raised KeyError: 'no such unit'" in line}) == 1
     assert "data.reward = judge:fails_later: words.jsonl:" in done.said
     assert ", step 1: raised" in done.said
     hung = runs.start(ranks, "data.reward=judge:endless", "data.reward_timeout_s=1")
     assert set(hung.codes) == {2}
-    assert hung.said.count("no reward after 1 s; raise data.reward_timeout_s") >= 1
+    assert len({line for line in hung.said.splitlines() if "no reward after 1 s; raise data.reward_tim" in line}) == 1
     assert "Traceback" not in done.said + hung.said
 
 

@@ -147,7 +147,7 @@ def _check_reward(value: str) -> str:
     try:
         return check_form(value)
     except ValueError as error:
-        raise ValueError(f'{error or f"must be {FORM}"}, or "exact"') from None
+        raise ValueError(f'{str(error) or f"must be {FORM}"}, or "exact"') from None
 
 
 OWN_SCHEMA = WithJsonSchema({"type": "string", "pattern": PATTERN})

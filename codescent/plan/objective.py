@@ -159,6 +159,11 @@ class Objective:
         return () if found is None else found.measures
 
     @property
+    def needs_run(self) -> bool:
+        """Whether samples get numbers or answers of the model, which a run computes, and nothing else does."""
+        return self.policy is not None or (self.preference is not None and self.preference.referenced)
+
+    @property
     def headline(self) -> str:
         """The measure that says more of a step than its loss; "": there is none."""
         return OF_POLICY[0] if self.policy is not None else ""

@@ -44,11 +44,11 @@ class Generation:
         facts = (run.config, run.plan, run.world, run.dataset, run.first_step, self.stop, compiles)
         accepts = spikes.accepts if spikes.looks else None
         references = ReferenceFiles(run)
-        rollouts = Rollouts(run)
-        initial = bool(references.lacking) or rollouts.needs_initial
+        self.rollouts = Rollouts(run)
+        initial = bool(references.lacking) or self.rollouts.needs_initial
         self.trainer = assemble(*facts, generation=self.number, ahead=run.ahead, accepts=accepts, initial=initial)
         references.compute(self.trainer.executor)
-        rollouts.attach(self.trainer)
+        self.rollouts.attach(self.trainer)
         executor = self.trainer.executor
         spikes.losses = lambda: executor.portion.losses
         run.remembered = lambda: {"spikes": spikes.state()} if spikes.looks else {}
@@ -60,6 +60,7 @@ class Generation:
         Its process groups have other names: a message of the old ones that is late reaches none of the new ones.
         """
         self.trainer.close()
+        self.rollouts.detach()
         self.run.remembered = dict
         del self.trainer, self.spikes, self._holding
         gc.collect()

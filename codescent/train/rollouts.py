@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from codescent.base.agreement import together
+from codescent.base.agreement import decided, together
 from codescent.base.errors import RunFailed, UserError
 from codescent.data.loader import Batch, Portion
 from codescent.data.prepared import SPLITS
@@ -56,17 +56,29 @@ class Rollouts:
 
     def attach(self, trainer: Trainer) -> None:
         """Let the model of a trainer, which has its initial weights, write the answers from now on."""
-        run, executor = self.run, trainer.executor
         if self.policy is None:
             return
+        run, executor = self.run, trainer.executor
         this_rank = ThisRank(run.plan, run.world.this_rank.rank, run.world.groups)
         initial = InitialWeights(trainer.optimizer.weights) if self.needs_initial else None
-        for split in SPLITS:
-            source = run.source(split)
-            assert isinstance(source, PromptSource)
+        for split, source in self._sources().items():
             writer = AnswerWriter(executor, this_rank, source, self.policy)
             complete = _Training(run, executor, writer, initial) if split == SPLITS[0] else _Validation(run, writer)
             source.answer_by(complete)
+
+    def detach(self) -> None:
+        """Let go of this trainer: nothing writes answers until `attach` is called again."""
+        for source in self._sources().values():
+            source.answer_by(None)
+
+    def _sources(self) -> dict[str, PromptSource]:
+        """The prompts of each split; none without a policy."""
+        sources = dict[str, PromptSource]()
+        for split in SPLITS if self.policy is not None else ():
+            source = self.run.source(split)
+            assert isinstance(source, PromptSource), "the objective learns from rewards, and the samples are no prompts"
+            sources[split] = source
+        return sources
 
 
 class AnswerWriter:
@@ -201,11 +213,23 @@ def rewarded(
     answers = [Answer(*one) for one in of_ranks[writer.leader]] if writer.is_shared else own
     of_each = [answers[place * group : (place + 1) * group] for place in range(len(numbers))]
 
-    def judged() -> list[list[float]]:
+    def judged() -> dict[str, Any]:
         pairs = zip(numbers.tolist(), of_each, strict=True)
-        return [source.rewards(number, of_prompt, when) for number, of_prompt in pairs] if writer.leads else []
+        try:
+            rewards = [source.rewards(number, of_prompt, when) for number, of_prompt in pairs] if writer.leads else []
+        except UserError as error:
+            return {"problem": str(error)}
+        return {"rewards": rewards}
 
-    return of_each, np.array(together(UserError, judged)[writer.leader], np.float64)
+    return of_each, np.array(decided(UserError, judged, _without_problem)[writer.leader], np.float64)
+
+
+def _without_problem(of_ranks: list[dict[str, Any]]) -> list[Any]:
+    """The rewards of each rank. Raises UserError: the problem of the first rank that has one; others are alike."""
+    for one in of_ranks:
+        if "problem" in one:
+            raise UserError(one["problem"])
+    return [one["rewards"] for one in of_ranks]
 
 
 def batches_of(
