@@ -21,7 +21,7 @@ from codescent.base.errors import UserError
 from codescent.config.sections import Data, Model, Train
 from codescent.data.loader import Batch
 from codescent.data.order import RepeatedOrder, Sampler
-from codescent.data.samples import Answer
+from codescent.data.samples import AnswerTokens
 from codescent.huggingface.initial import InitialValues
 from codescent.models.part import Part
 from codescent.operators.policy import WrittenAnswers, advantages, policy_loss
@@ -91,11 +91,13 @@ def prepared(folder: Path, train: Train, seq_len: int = 40) -> tuple[RewardedSou
     return cast(RewardedSource, found), policy
 
 
-def drawn() -> list[list[Answer]]:
+def drawn() -> list[list[AnswerTokens]]:
     """Answers of several lengths; one group has two equal ones."""
     rng = np.random.default_rng(4)
     lengths = [[1, 4, 6], [2, 2, 5], [6, 3, 1]]
-    return [[Answer(rng.integers(97, 123, length).tolist(), length == 6) for length in group] for group in lengths]
+    return [
+        [AnswerTokens(rng.integers(97, 123, length).tolist(), length == 6) for length in group] for group in lengths
+    ]
 
 
 REWARDS = np.array([[0.0, 1.0, 0.25], [1.0, 1.0, 1.0], [-2.0, 0.5, 0.0]])
@@ -118,7 +120,7 @@ def logs(part: Part, batch: Batch, policy: Policy) -> Tensor:
     return found
 
 
-def theirs_of(run: Run, train: Train, batch: Batch, answers: list[list[Answer]], policy: Policy) -> Tensor:
+def theirs_of(run: Run, train: Train, batch: Batch, answers: list[list[AnswerTokens]], policy: Policy) -> Tensor:
     """trl's loss of the same answers."""
     datasets, trl = pytest.importorskip("datasets"), pytest.importorskip("trl")
     from test_preferences import tokenizer  # noqa: PLC0415

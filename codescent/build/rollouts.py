@@ -22,10 +22,10 @@ AXES: dict[str, str] = {
     "ep": "ranks exchange rows of experts in equal steps, and their answers have other lengths",
 }
 """The axes that cannot write answers, each with the reason."""
+APART = "replicas train apart, so their answers are not those of one model"
 KEYS: dict[str, str] = {
-    "average_every": "replicas train apart, so their answers are not those of one model",
-    "gossip": "replicas train apart, so their answers are not those of one model",
-    "servers": "workers do not have the weights of a step at the same time",
+    "average_every": APART,
+    "gossip": APART,
     "offload": "weights of answers are read on the device",
     "data_parallel": "one process has the model several times",
 }
@@ -39,7 +39,10 @@ def refusals(config: Config, shape: Shape, candidate: Candidate) -> Iterator[Ref
         if (degree := mesh.degree(axis)) > 1:
             one = near_degrees(candidate, axis, 1, lambda other, axis=axis: other.mesh.degree(axis) == 1)  # type: ignore[misc]
             yield Refusal(f"parallel.{axis} = {degree}: {task}: {why}", one)
-    for key, why in KEYS.items():
+    handed = {candidate.layout.hands_out_by: "ranks do not have the weights of a step at the same time"}
+    for key, why in {**KEYS, **handed}.items():
+        if not key:
+            continue
         default: Any = type(config.parallel).model_fields[key].default
         if (value := getattr(candidate.layout, key)) != default:
             yield Refusal(

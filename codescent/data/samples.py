@@ -86,7 +86,7 @@ class ReferencedSource(Source, Protocol):
         """Keep the numbers. From then on `read` gives them with the samples."""
 
 
-class Answer(NamedTuple):
+class AnswerTokens(NamedTuple):
     """Tokens that a model has written, with the one that ends them; `cut`: they ended at their limit, without one."""
 
     tokens: list[int]
@@ -118,14 +118,14 @@ class PromptSource(Source, Protocol):
     def prompts(self, numbers: Numbers) -> list[list[int]]:
         """The tokens of prompts."""
 
-    def rewards(self, number: int, answers: Sequence[Answer], when: str) -> list[float]:
+    def rewards(self, number: int, answers: Sequence[AnswerTokens], when: str) -> list[float]:
         """The reward of each answer to a prompt. Raises UserError: whoever gives rewards has failed; it names the
         prompt, and `when`, such as "step 3"."""
 
-    def answered(self, numbers: Numbers, answers: Sequence[Sequence[Answer]], rewards: Rewards) -> Samples:
+    def answered(self, numbers: Numbers, answers: Sequence[Sequence[AnswerTokens]], rewards: Rewards) -> Samples:
         """Samples of prompts with their answers, and the rewards [n, G] of these."""
 
-    def shown(self, number: int, answers: Sequence[Answer]) -> dict[str, Any]:
+    def shown(self, number: int, answers: Sequence[AnswerTokens]) -> dict[str, Any]:
         """A prompt and its answers as text, and where the prompt is from, as JSON data."""
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from codescent.base.errors import RunFailed
-from codescent.data.samples import Answer
+from codescent.data.samples import AnswerTokens
 from codescent.inference.engine import Engine
 from codescent.inference.request import Finish, Sampling
 from codescent.inference.schedule import Capacity
@@ -30,7 +30,7 @@ def capacity_of(prompts: Sequence[Sequence[int]], new_tokens: int) -> Capacity:
 
 def answers_of(
     engine: Engine, prompts: Sequence[Sequence[int]], samplings: Sequence[Sampling], end: int | None
-) -> list[Answer]:
+) -> list[AnswerTokens]:
     """The answer to each prompt. `end`: the token that ends one. Raises RunFailed: the logits are not finite."""
     places, tokens, cut = dict[int, int](), [list[int]() for _ in prompts], [False] * len(prompts)
     for number, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
@@ -45,12 +45,12 @@ def answers_of(
             if output.finished is Finish.STOP and end is not None:
                 tokens[place].append(end)
             cut[place] = cut[place] or output.finished is Finish.LENGTH
-    return [Answer(*one) for one in zip(tokens, cut, strict=True)]
+    return [AnswerTokens(*one) for one in zip(tokens, cut, strict=True)]
 
 
 def likeliest_answers(
     module: torch.nn.Module, prompts: Sequence[Sequence[int]], new_tokens: int, end: int | None, vocab_size: int
-) -> list[Answer]:
+) -> list[AnswerTokens]:
     """The likeliest answer of a model to each prompt, of up to `new_tokens` tokens with ids below `vocab_size`."""
     assert isinstance(module, Decoder)
     stops = () if end is None else (end,)

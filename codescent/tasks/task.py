@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from codescent import models
 from codescent.base.errors import UserError
 from codescent.data.prepared import TOKENIZER
-from codescent.data.samples import Answer, AnyDataset, Source
+from codescent.data.samples import AnswerTokens, AnyDataset, Source
 from codescent.data.text.foreign import GPT2_VOCAB_SIZE
 from codescent.data.text.records import FIRST_NAMES
 from codescent.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer
@@ -91,7 +91,7 @@ class ScoreRequest:
     open_tokenizer: Callable[[], Tokenizer | None]
     data: Path | None = None
     out: Path | None = None
-    answer: Callable[[nn.Module, Sequence[Sequence[int]], int, int | None, int], list[Answer]] | None = None
+    answer: Callable[[nn.Module, Sequence[Sequence[int]], int, int | None, int], list[AnswerTokens]] | None = None
 
     def validation(self, task: Task) -> tuple[str, Source]:
         """The name of the run's validation split, and its samples. Raises UserError: the split has no sample."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codescent.data.samples import Answer, Numbers, PromptSource
+from codescent.data.samples import AnswerTokens, Numbers, PromptSource
 from codescent.train.open import OpenRun
 
 MOST_STEPS = 500
@@ -17,7 +17,7 @@ MOST_STEPS = 500
 MOST_ANSWERS = 16
 """Answers of a step that are kept."""
 
-Answers = Sequence[Sequence[Answer]]
+Answers = Sequence[Sequence[AnswerTokens]]
 
 
 class KeptAnswers:

@@ -17,7 +17,7 @@ from codescent.base.agreement import decided, together
 from codescent.base.errors import RunFailed, UserError
 from codescent.data.loader import Batch, Portion
 from codescent.data.prepared import SPLITS
-from codescent.data.samples import Answer, Numbers, PromptSource
+from codescent.data.samples import AnswerTokens, Numbers, PromptSource
 from codescent.inference.answers import answers_of, capacity_of
 from codescent.inference.engine import Engine
 from codescent.inference.ranks import LeadingReader, follow
@@ -33,7 +33,7 @@ from codescent.train.kept_answers import KeptAnswers
 from codescent.train.open import OpenRun
 from codescent.train.trainer import Trainer
 
-Written = list[list[Answer]]
+Written = list[list[AnswerTokens]]
 """The answers to each of several prompts."""
 
 
@@ -101,7 +101,7 @@ class AnswerWriter:
         self.is_shared, self.leads = self._group is not None, this_rank.coordinates["tp"] == 0
         self.leader = this_rank.plan.mesh.group("tp", this_rank.rank)[0]
 
-    def write(self, prompts: Sequence[Sequence[int]], samplings: Sequence[Sampling]) -> list[Answer]:
+    def write(self, prompts: Sequence[Sequence[int]], samplings: Sequence[Sampling]) -> list[AnswerTokens]:
         """The answer to each prompt; on the other ranks of tp nothing. Raises RunFailed: logits are not finite."""
         with self._reading() as module:
             capacity = capacity_of(prompts, self.policy.new_tokens)
@@ -200,7 +200,7 @@ def rewarded(
     """
     source, group = writer.source, len(samplings) // len(numbers)
     prompts = [prompt for prompt in source.prompts(numbers) for _ in range(group)]
-    own = list[Answer]()
+    own = list[AnswerTokens]()
 
     def written() -> list[Any]:
         try:
@@ -210,7 +210,7 @@ def rewarded(
         return list(own) if writer.is_shared else []
 
     of_ranks = together(RunFailed, written)
-    answers = [Answer(*one) for one in of_ranks[writer.leader]] if writer.is_shared else own
+    answers = [AnswerTokens(*one) for one in of_ranks[writer.leader]] if writer.is_shared else own
     of_each = [answers[place * group : (place + 1) * group] for place in range(len(numbers))]
 
     def judged() -> dict[str, Any]:

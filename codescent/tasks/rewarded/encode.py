@@ -21,13 +21,13 @@ from codescent.data.tokenizers.tokenizer import NO_END, Tokenizer, document_end,
 from codescent.tasks.conversations.chat_template import ChatTemplate, ChatTokens
 from codescent.tasks.conversations.dataset import parse_template
 from codescent.tasks.conversations.problems import Problems
-from codescent.tasks.rewarded.lines import Asked, read_asked
+from codescent.tasks.rewarded.lines import PromptLine, read_asked
 
 if TYPE_CHECKING:
     from codescent.config.sections import Data
 
 ARRAYS = ("tokens", "begins", "lines", "texts", "text_begins")
-Encode = Callable[[Asked], list[int]]
+Encode = Callable[[PromptLine], list[int]]
 
 
 def write_prompts(data: Data, template: ChatTemplate | None, folder: Path, progress: bool) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def write_prompts(data: Data, template: ChatTemplate | None, folder: Path, progr
     return {**sources, "tokenizer": fields, "splits": splits, "end": end}
 
 
-def _splits(path: Path, data: Data, *, with_template: bool) -> tuple[list[Asked], ...]:
+def _splits(path: Path, data: Data, *, with_template: bool) -> tuple[list[PromptLine], ...]:
     """The lines of each split. Raises UserError: lines that cannot be used, or too few of them."""
     lines = read_asked(path, data, with_template=with_template)
     if data.validation is not None:
@@ -85,7 +85,7 @@ def _encoder(data: Data, template: ChatTemplate | None, tokenizer: Tokenizer) ->
     ends = document_end(tokenizer)
     opening = list(tokenizer.opening)
 
-    def encode(one: Asked) -> list[int]:
+    def encode(one: PromptLine) -> list[int]:
         assert isinstance(one.prompt, str)
         ids = [*opening, *tokenizer.encode(f"{before}{one.prompt}{between}").tolist()] or list(ends)
         if not ids:
@@ -105,7 +105,7 @@ def _end_of_turn(chat: ChatTokens, tokenizer: Tokenizer) -> int | None:
 
 
 def _arrays(
-    part: Sequence[Asked], encode: Encode, dtype: np.dtype[Any], problems: Problems, advance: Callable[[int], None]
+    part: Sequence[PromptLine], encode: Encode, dtype: np.dtype[Any], problems: Problems, advance: Callable[[int], None]
 ) -> tuple[npt.NDArray[Any], ...]:
     """The arrays of ARRAYS, see `samples.RewardedSource`. Lines that fail are added to `problems`."""
     tokens, begins, texts, text_begins = [np.empty(0, dtype)], [0], [np.empty(0, np.uint8)], [0]

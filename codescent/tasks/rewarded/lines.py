@@ -29,7 +29,7 @@ EXACT = "exact"
 
 
 @dataclass(frozen=True)
-class Asked:
+class PromptLine:
     """A line: a prompt.
 
     Attributes:
@@ -54,13 +54,13 @@ class Asked:
         return ({"role": USER, "content": self.prompt},) if isinstance(self.prompt, str) else self.prompt
 
 
-def read_asked(path: Path, data: Data, *, with_template: bool) -> list[Asked]:
+def read_asked(path: Path, data: Data, *, with_template: bool) -> list[PromptLine]:
     """The lines of a file. Lines of white space are skipped.
 
     Raises:
         UserError: lines that cannot be used, with their numbers.
     """
-    problems, found = Problems(), list[Asked]()
+    problems, found = Problems(), list[PromptLine]()
     for where, value in json_objects(path, problems):
         if wrong := list(_wrong(value, data, with_template=with_template)):
             for problem in wrong:
@@ -68,7 +68,7 @@ def read_asked(path: Path, data: Data, *, with_template: bool) -> list[Asked]:
             continue
         prompt = value[data.prompt_key]
         tools = tools_of(value) if with_template else None
-        found.append(Asked(where, prompt if isinstance(prompt, str) else tuple(prompt), json.dumps(value), tools))
+        found.append(PromptLine(where, prompt if isinstance(prompt, str) else tuple(prompt), json.dumps(value), tools))
     problems.refuse(path)
     return found
 

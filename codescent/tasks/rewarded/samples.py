@@ -17,7 +17,7 @@ from codescent.base.counted import counted
 from codescent.data.documents import extras_of
 from codescent.data.file_array import FileArray
 from codescent.data.prepared import SPLITS, TOKENIZER, Description, Fields, Splits
-from codescent.data.samples import NO_TARGET, Answer, Numbers, Rewards, Samples, in_range
+from codescent.data.samples import NO_TARGET, AnswerTokens, Numbers, Rewards, Samples, in_range
 from codescent.data.tokenizers.tokenizer import Tokenizer, load
 from codescent.tasks.conversations.dataset import ResponseDataset
 from codescent.tasks.rewarded.encode import ARRAYS
@@ -113,7 +113,7 @@ class RewardedSource:
         numbers = in_range(numbers, self.num_samples, self.name)
         return self.answered(numbers, [[] for _ in numbers], np.zeros((len(numbers), self.group)))
 
-    def answered(self, numbers: Numbers, answers: Sequence[Sequence[Answer]], rewards: Rewards) -> Samples:
+    def answered(self, numbers: Numbers, answers: Sequence[Sequence[AnswerTokens]], rewards: Rewards) -> Samples:
         """inputs and targets int64 [n, seq_len]; the extras of `extras_of`, and those of `operators.policy`.
 
         The tokens of answers are targets. Padding is token 0.
@@ -137,12 +137,12 @@ class RewardedSource:
         """Number of losses in each sample: one of each answer."""
         return np.full(len(numbers), self.group, np.int64)
 
-    def rewards(self, number: int, answers: Sequence[Answer], when: str) -> list[float]:
+    def rewards(self, number: int, answers: Sequence[AnswerTokens], when: str) -> list[float]:
         """See `PromptSource`."""
         where = f"{self.file}:{int(self._lines[number])}, {when}"
         return self._rewards(self._line(number), [self._text(one) for one in answers], where)
 
-    def shown(self, number: int, answers: Sequence[Answer]) -> dict[str, Any]:
+    def shown(self, number: int, answers: Sequence[AnswerTokens]) -> dict[str, Any]:
         """See `PromptSource`."""
         (prompt,) = self.prompts(np.array([number]))
         texts = [self._text(one) for one in answers]
@@ -154,7 +154,7 @@ class RewardedSource:
         found: dict[str, Any] = json.loads(np.asarray(text).tobytes())
         return found
 
-    def _text(self, answer: Answer) -> str:
+    def _text(self, answer: AnswerTokens) -> str:
         return self._tokenizer.decode(answer.tokens if answer.cut else answer.tokens[:-1])
 
 
