@@ -224,7 +224,8 @@ def test_the_plan_says_what_it_does_not_count(runs: Runs) -> None:
     from codescent.inference import answers  # noqa: PLC0415
     from codescent.verbs import plan_answers  # noqa: PLC0415
 
-    assert (answers.MOST_ROWS, answers.PAGE_SIZE) == (plan_answers.MOST_ROWS, plan_answers.PAGE_SIZE)
+    names = ("MOST_ROWS", "MOST_BYTES", "PAGE_SIZE")
+    assert [getattr(answers, name) for name in names] == [getattr(plan_answers, name) for name in names]
     done = called(runs.project, "plan", "run.toml", *SIZES, "train.kl=0.1", "parallel.dp_shard=2", "parallel.ranks=2")
     assert done.returncode == 0, done.stderr
     assert "16 of up to 5 tokens, written before each step" in done.stdout

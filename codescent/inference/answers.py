@@ -17,15 +17,17 @@ from codescent.models.decoder import Decoder
 
 PAGE_SIZE, STEP_TOKENS = 16, 1024
 """Tokens of a page of keys and values, and tokens that a pass reads at most."""
-MOST_ROWS = 256
-"""Answers that are written at a time."""
+MOST_ROWS, MOST_BYTES = 256, 4 << 30
+"""Answers that are written at a time, and bytes of their keys and values, at most."""
 
 
-def capacity_of(prompts: Sequence[Sequence[int]], new_tokens: int) -> Capacity:
-    """Room for so many answers at a time, each behind its prompt."""
-    rows = max(1, min(len(prompts), MOST_ROWS))
-    longest = max(map(len, prompts), default=0) + new_tokens
-    return Capacity(rows, rows * math.ceil(longest / PAGE_SIZE), PAGE_SIZE, max(STEP_TOKENS, rows))
+def capacity_of(module: Decoder, prompts: Sequence[Sequence[int]], new_tokens: int) -> Capacity:
+    """Room for as many answers at a time as may be, each behind its prompt. All ranks of tp get the same: bytes are
+    those of the whole model."""
+    pages, shape = math.ceil((max(map(len, prompts), default=0) + new_tokens) / PAGE_SIZE), module.shape
+    of_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * module.tok.weight.element_size()
+    rows = max(1, min(len(prompts), MOST_ROWS, MOST_BYTES // (pages * PAGE_SIZE * of_token)))
+    return Capacity(rows, rows * pages, PAGE_SIZE, max(STEP_TOKENS, rows))
 
 
 def answers_of(
@@ -54,5 +56,5 @@ def likeliest_answers(
     """The likeliest answer of a model to each prompt, of up to `new_tokens` tokens with ids below `vocab_size`."""
     assert isinstance(module, Decoder)
     stops = () if end is None else (end,)
-    engine = Engine(module, None, capacity_of(prompts, new_tokens), stops=stops, vocab_size=vocab_size)
+    engine = Engine(module, None, capacity_of(module, prompts, new_tokens), stops=stops, vocab_size=vocab_size)
     return answers_of(engine, prompts, [Sampling(temperature=0.0, max_new_tokens=new_tokens)] * len(prompts), end)

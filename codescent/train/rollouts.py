@@ -104,7 +104,7 @@ class AnswerWriter:
     def write(self, prompts: Sequence[Sequence[int]], samplings: Sequence[Sampling]) -> list[AnswerTokens]:
         """The answer to each prompt; on the other ranks of tp nothing. Raises RunFailed: logits are not finite."""
         with self._reading() as module:
-            capacity = capacity_of(prompts, self.policy.new_tokens)
+            capacity = capacity_of(module, prompts, self.policy.new_tokens)
             if not self.leads:
                 assert self._group is not None
                 follow(module, capacity, self._group)

@@ -12,7 +12,7 @@ from codescent.base.counted import counted
 from codescent.plan import DTYPE_BYTES, Plan
 from codescent.plan.objective import Policy
 
-MOST_ROWS, PAGE_SIZE = 256, 16
+MOST_ROWS, MOST_BYTES, PAGE_SIZE = 256, 4 << 30, 16
 """Those of inference/answers.py, which needs torch; a test compares."""
 
 
@@ -45,4 +45,4 @@ def cache_bytes(plan: Plan, policy: Policy) -> int:
     longest = work.seq_len // policy.group + 1
     tokens = rows * math.ceil(longest / PAGE_SIZE) * PAGE_SIZE
     channels = 2 * shape.num_layers * math.ceil(shape.num_kv_heads / plan.mesh.tp) * shape.head_dim
-    return tokens * channels * DTYPE_BYTES[work.precision]
+    return min(tokens * channels * DTYPE_BYTES[work.precision], MOST_BYTES)
