@@ -66,6 +66,7 @@ SCRIPTS = (
     "slow_rank",
     "doctor",
     "serve_load",
+    "rewards",
 )
 
 PEER = """

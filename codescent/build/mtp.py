@@ -29,7 +29,8 @@ def refusals(config: Config, request: tasks.TaskRequest) -> Iterator[Refusal]:
     if not weight_of(config):
         return
     said, off = f"{_LAYERS} = {config.model.mtp_layers}", [Change({_LAYERS: None, _WEIGHT: None})]
-    if tasks.task_of(request).preference(request) is not None:
-        yield Refusal(f"{said}: a loss that compares answers has no next tokens", off)
+    task = tasks.task_of(request)
+    if (task.preference(request), task.policy(request)) != (None, None):
+        yield Refusal(f"{said}: a loss of answers has no next tokens", off)
     if config.lora.rank is not None or config.lora.weights is not None:
         yield Refusal(f"{said}: lora.rank freezes the modules, and adapters have no part in them", off)

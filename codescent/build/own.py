@@ -18,6 +18,7 @@ from codescent.config.update_rules import KEY, own_rule
 from codescent.data.text.own_documents import documents_of
 from codescent.models import own as own_models
 from codescent.tasks import own as own_tasks
+from codescent.tasks.rewarded import rewards
 
 if TYPE_CHECKING:
     from codescent.config.sections import Config
@@ -37,6 +38,7 @@ def check_own_names(config: Config) -> None:
         own_tasks.KEY: own_tasks.own_task,
         update_rules.KEY: lambda _: own_rule(optimizer),
         rate_schedules.KEY: lambda _: of_optimizer(optimizer),
+        rewards.KEY: rewards.function_of,
     }
     problems: list[str] = []
     for key, name in own_names_in(config).items():

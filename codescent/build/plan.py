@@ -68,6 +68,8 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
     schedule = accumulate(candidate.work.num_microbatches, len(candidate.model.forward_flops))
     for strategy in active(candidate):
         schedule = strategy.schedule(schedule, candidate)
+    if (policy := objective_of(config).policy) is not None and policy.updates > 1:  # a save would part their steps
+        schedule = dataclasses.replace(schedule, agreement=policy.updates)
     plan = placed(config, candidate, parameters_of(resolved), schedule, active(candidate))
     if candidate.layout.served and not all(plan.pieces):
         raise UserError(_idle_servers(config, vocab_size, plan))
@@ -202,10 +204,11 @@ def _plan(config: Config, candidate: Candidate, tensors: tuple[TensorPlan, ...],
 def objective_of(config: Config) -> Objective:
     """What a run minimises: the loss of answers of its task, if it has one, else the cross-entropy of its targets."""
     request, train = task_request(config), config.train
-    preference = tasks.task_of(request).preference(request)
-    smoothing, z_loss = (train.label_smoothing, train.z_loss) if preference is None else (0.0, 0.0)
+    task = tasks.task_of(request)
+    of_answers = task.preference(request), task.policy(request)
+    smoothing, z_loss = (train.label_smoothing, train.z_loss) if of_answers == (None, None) else (0.0, 0.0)
     routers = train.balance_loss, train.balance_rate, train.router_z_loss
-    return Objective(smoothing, z_loss, *routers, mtp.weight_of(config), preference)
+    return Objective(smoothing, z_loss, *routers, mtp.weight_of(config), *of_answers)
 
 
 def _placed(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from codescent import models, tasks
 from codescent.base.nearest import divisors, nearest_divisors, nearest_multiples
 from codescent.base.refusal import Change, Refusal, each
-from codescent.build import experts, mtp, mup
+from codescent.build import experts, mtp, mup, rollouts
 from codescent.build.resolve import Resolved
 from codescent.config.contradictions import contradictions
 from codescent.config.decided import undivided
@@ -163,6 +163,8 @@ def unsupported(config: Config, resolved: Resolved, candidate: Candidate) -> Ite
     yield from mup.refusals(config)
     yield from experts.refusals(config, resolved.shape, candidate)
     yield from mtp.refusals(config, resolved.request)
+    if tasks.task_of(resolved.request).policy(resolved.request) is not None:
+        yield from rollouts.refusals(config, resolved.shape, candidate)
     if config.train.ema:
         yield from _without_average(config, candidate)
     if config.train.cuda_graphs and (number := candidate.work.num_microbatches) > 1:

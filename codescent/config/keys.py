@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from codescent.base.home import expanded, unknown_home
 from codescent.base.hub_name import PREFIX, is_hub_name, parse_dataset, parse_model
-from codescent.base.own_names import PATTERN, check_form, is_own_name
+from codescent.base.own_names import FORM, PATTERN, check_form, is_own_name
 from codescent.base.visible import is_one_line
 from codescent.base.wire_form import FORMS, read_form, text_of
 
@@ -141,10 +141,21 @@ def _check_wire(value: str) -> str:
         raise ValueError(f"must be {FORMS}") from None
 
 
+def _check_reward(value: str) -> str:
+    if value == "exact":
+        return value
+    try:
+        return check_form(value)
+    except ValueError as error:
+        raise ValueError(f'{str(error) or f"must be {FORM}"}, or "exact"') from None
+
+
 OWN_SCHEMA = WithJsonSchema({"type": "string", "pattern": PATTERN})
 """Marks a type of names of users' code: what documentation calls "module:NAME"."""
 OwnName = Annotated[str, AfterValidator(check_form), OWN_SCHEMA]
 """The name of a class of the user, such as mymodule:MySchedule (docs/own_names.md)."""
+RewardName = Annotated[str, AfterValidator(_check_reward)]
+"""What gives answers a reward: "exact", or the name of a function of the user."""
 Cut = Annotated[str, AfterValidator(_check_cut)]
 Period = Annotated[int | str, AfterValidator(_check_period)]
 Servers = Annotated[int, Field(ge=0, le=1024)]

@@ -11,7 +11,10 @@ from codescent.base.own_names import code_of, is_own_name
 from codescent.config.effects import values_of
 from codescent.config.sections import Config
 
-OWN_KEYS = ("model.kind", "data.corpus", "data.validation", "data.task", "optimizer.kind", "optimizer.schedule")
+OWN_KEYS = (
+    *("model.kind", "data.corpus", "data.validation", "data.task", "data.reward"),
+    *("optimizer.kind", "optimizer.schedule"),
+)
 """The keys that accept such a name, and that decide the losses; so do those of a corpus of data.mixture. `log.to` names
 functions that decide none."""
 

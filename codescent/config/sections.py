@@ -19,6 +19,7 @@ from codescent.config.keys import (
     ModelConfig,
     OwnName,
     PathFromAnywhere,
+    RewardName,
     Section,
     Text,
     Tokenizer,
@@ -337,7 +338,8 @@ class Data(Section):
     task: Text | None = auto(
         "what the model predicts: lm: each next token (gpt2, llama, transformer, transformers); sft: the tokens of a "
         "response to its prompt, or of the assistant in a conversation (gpt2, llama); dpo: which of two answers is "
-        "preferred, by the loss train.preference (gpt2, llama); mlm: masked tokens (bert, "
+        "preferred, by the loss train.preference (gpt2, llama); grpo: answers that the model writes itself, by their "
+        "rewards (gpt2, llama); mlm: masked tokens (bert, "
         "transformers); qa: where the answer to a question begins and ends (bert); tensors: vectors of the target "
         "(transformer); seq2seq: a line reversed or copied, see data.pairs (transformer); module:NAME: a class of "
         "yours (codescent docs own_names); auto: the task that fits the corpus or model.kind",
@@ -366,6 +368,13 @@ class Data(Section):
         le=1024,
         only=one_of("train.preference", "kto"),
     )
+    reward: RewardName = key(
+        "exact",
+        "what gives an answer its reward (grpo): exact: 1 if it is the answer in the data (data.answer_key), else 0; "
+        "module:NAME: a function of yours (codescent docs grpo)",
+    )
+    answer_key: Text = key("answer", "key of a JSONL line that holds the right answer (grpo)")
+    reward_timeout_s: float = key(60.0, "seconds that a function of rewards may take for one prompt (grpo)", gt=0)
     pairs: Literal["reverse", "copy"] = key(
         "reverse", "target of a line (seq2seq): reverse: the tokens of the line in reverse order; copy: its tokens"
     )
@@ -478,6 +487,51 @@ class Train(Section):
     )
     rejected_weight: float = key(
         1.0, "factor of the losses of answers that are not wanted (kto)", ge=0, only=one_of("train.preference", "kto")
+    )
+    group_size: int = key(
+        8, "answers that the model writes to each prompt, whose rewards are compared (data.task grpo)", ge=2, le=1024
+    )
+    new_tokens: int = key(128, "an answer that the model writes ends after so many tokens (grpo)", ge=1)
+    temperature: float = key(1.0, "divides the logits from which the tokens of answers are drawn (grpo)", gt=0)
+    top_k: int | None = auto("tokens of answers are drawn among the k likeliest (grpo); auto: among all", ge=1)
+    top_p: float | None = auto(
+        "tokens of answers are drawn among the likeliest that together have this probability (grpo); auto: among all",
+        gt=0,
+        le=1,
+    )
+    scale_rewards: bool = key(
+        True, "divide advantages by the standard deviation of their group (grpo); false: Dr. GRPO"
+    )
+    answer_mean: Literal["answer", "limit"] = key(
+        "answer",
+        "what the loss of an answer is divided by (grpo): answer: the number of its tokens; limit: train.new_tokens "
+        "(Dr. GRPO)",
+    )
+    kl: float = key(
+        0.0,
+        "coefficient of the KL divergence from the model that the run starts from (grpo); 0: none; DeepSeekMath: 0.04",
+        ge=0,
+    )
+    kl_corrected: bool = key(
+        False,
+        "multiply the estimate of the KL divergence by the ratio of probabilities, so that its gradient is that of the "
+        "divergence (grpo); DeepSeek-V3.2, trl: true",
+        only=other_than("train.kl", 0.0),
+    )
+    updates_per_answer: int = key(
+        1, "steps that learn from the same answers, one after the other (grpo); 1: each has new ones", ge=1, le=100
+    )
+    clip: float = key(
+        0.2,
+        "the ratio of a token's probability to that by which it was drawn counts from 1 - clip on (grpo)",
+        ge=0,
+        lt=1,
+        only=at_least("train.updates_per_answer", 2),
+    )
+    clip_high: float | None = auto(
+        "and up to 1 + clip_high (grpo); auto: train.clip; DAPO: 0.28",
+        ge=0,
+        only=at_least("train.updates_per_answer", 2),
     )
     balance_loss: float = key(
         0.0,

@@ -126,7 +126,7 @@ def _product(
     # The head computes its gradients in forward, while it has the logits; of answers that are compared in backward,
     # where it computes the logits again.
     if parameter.role is Role.VOCAB:
-        forward, backward = (1.0 + gradients, 0.0) if plan.objective.preference is None else (1.0, 1.0 + gradients)
+        forward, backward = (1.0, 1.0 + gradients) if plan.objective.by_token else (1.0 + gradients, 0.0)
     else:
         forward, backward = 1.0, gradients + again
     moved = elements * DTYPE_BYTES[plan.work.precision]

@@ -90,7 +90,7 @@ def _held_during(
         elif at.verb is Verb.BACKWARD_WEIGHT:
             yield at, ready + comes + flying + held.gathered
         elif at.verb in PASSES:
-            has_logits = software.logit_bytes or plan.objective.preference is not None  # computed again
+            has_logits = software.logit_bytes or plan.objective.by_token  # computed again
             begins = flying + held.again + (logits if has_logits else 0.0)
             waits = waiting[at.chunk] if at.verb is Verb.BACKWARD_INPUT else 0
             yield at, ready + max(begins, comes + flying + waits - kept[at.chunk]) + held.gathered

@@ -17,7 +17,7 @@ import torch
 from codescent.base.device import wide_dtype
 from codescent.data.order import Sampler as Sampler
 from codescent.data.order import StepOrder
-from codescent.data.samples import Numbers, Samples, Source
+from codescent.data.samples import Numbers, PromptSource, Samples, Source
 
 MOST_STEPS_AT_ONCE = 64  # a longer read is not cheaper per step, and the first step waits for the first read
 MOST_TOKENS_AT_ONCE = 1 << 22
@@ -67,12 +67,14 @@ class Portion:
 
     `losses` counts the step's losses on all ranks: the mean divides by it. `own_losses` counts those of the replica, if
     replicas train apart; else it is `losses`. `not_finite` names the samples that hold NaN or infinity.
+    `numbers`: of the samples in their split, in order.
     """
 
     batches: list[Batch]
     losses: int
     own_losses: int
     not_finite: tuple[str, ...] = ()
+    numbers: Numbers | None = None
 
 
 class ReadAhead(ABC):
@@ -83,7 +85,12 @@ class ReadAhead(ABC):
         steps_at_once: how many steps the thread reads in one go.
         stop: number of the step after the last; None: there is no last step.
         waits: the thread begins with the first `next`: until then samples may get more numbers (`ReferencedSource`).
+
+    Attributes:
+        complete: what `next` does to a portion of a step before it returns it; None: nothing (`PromptSource`).
     """
+
+    complete: Callable[[Portion, int], Portion] | None = None
 
     def __init__(
         self, first_step: int, prefetch: int, steps_at_once: int = 1, stop: int | None = None, *, waits: bool = False
@@ -119,7 +126,7 @@ class ReadAhead(ABC):
             raise outcome
         self._received.popleft()
         self._next_step += 1
-        return outcome
+        return outcome if self.complete is None else self.complete(outcome, self._next_step - 1)
 
     def close(self) -> None:
         """End the thread and wait for it. Further calls do nothing."""
@@ -186,6 +193,7 @@ class Loader(ReadAhead):
         waits: bool = False,
     ) -> None:
         self._source, self._sampler, self._positions = source, sampler, tuple(positions)
+        self.complete = source.complete if isinstance(source, PromptSource) else None
         self._replica = replica
         self._pin_memory = pin_memory
         samples = self._positions[-1][1] - self._positions[0][0] if self._positions else 0
@@ -208,7 +216,7 @@ class Loader(ReadAhead):
         wrong = [
             tuple(what for row, what in samples.not_finite.items() if row // size == step) for step in range(count)
         ]
-        return [Portion(*of_step) for of_step in zip(parts, losses, own, wrong)]
+        return [Portion(*of_step) for of_step in zip(parts, losses, own, wrong, numbers)]
 
     def part(self, step: int, part: int, parts: int) -> Portion:
         """The micro-batches of another part of a step than this rank's own. Parts are of equal size."""
@@ -251,6 +259,7 @@ class InOrder(ReadAhead):
     ) -> None:
         self._source, self._numbers, self._batch, self._pin_memory = source, numbers, batch, pin_memory
         self.passes = -(-len(numbers) // batch) if passes is None else passes
+        self.complete = source.complete if isinstance(source, PromptSource) else None
         super().__init__(0, PASSES_AHEAD if pin_memory else 0, stop=self.passes)
 
     def _read(self, first: int, count: int) -> list[Portion]:
@@ -261,7 +270,7 @@ class InOrder(ReadAhead):
         losses = int(self._source.losses(numbers).sum()) if len(numbers) else 0
         read = numbers if len(numbers) else np.zeros(1, np.int64)
         samples = self._source.read(read)
-        return Portion([_batch(samples, self._pin_memory)], losses, losses, tuple(samples.not_finite.values()))
+        return Portion([_batch(samples, self._pin_memory)], losses, losses, tuple(samples.not_finite.values()), read)
 
 
 def _batch(samples: Samples, pin_memory: bool) -> Batch:

@@ -14,8 +14,8 @@ import numpy as np
 from codescent.base.counted import counted
 from codescent.base.sealed import digest
 from codescent.data.mixed_order import MixedOrder
-from codescent.data.order import Sampler, StepOrder
-from codescent.data.samples import AnyDataset, Numbers, PaddedSource, Samples, Source, in_range
+from codescent.data.order import RepeatedOrder, Sampler, StepOrder
+from codescent.data.samples import AnyDataset, Numbers, PaddedSource, PromptSource, Samples, Source, in_range
 
 DIGITS = 9
 """Weights of sizes have so many: another library of mathematics may round the last ones otherwise."""
@@ -203,7 +203,9 @@ def order_of(source: Source, seed: int, global_batch_size: int) -> StepOrder:
     """The order in which training takes the samples of a source. Raises UserError: see `Sampler`."""
     if isinstance(source, MixedSource):
         return source.order(seed, global_batch_size)
-    return Sampler(seed, source.num_samples, global_batch_size)
+    order = Sampler(seed, source.num_samples, global_batch_size)
+    times = source.times if isinstance(source, PromptSource) else 1
+    return order if times == 1 else RepeatedOrder(order, times)
 
 
 def corpora_of(source: Source) -> Mapping[str, Source]:

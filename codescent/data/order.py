@@ -87,6 +87,18 @@ class AheadOrder:
         return np.concatenate([self._order.indices_of_steps(batch, 1, start, stop) for batch in batches])
 
 
+class RepeatedOrder:
+    """Another order, each of whose batches is taken by several steps, one after the other."""
+
+    def __init__(self, order: StepOrder, times: int) -> None:
+        self._order, self._times, self.global_batch_size = order, times, order.global_batch_size
+
+    def indices_of_steps(self, first: int, count: int, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """See `StepOrder`."""
+        batches = [step // self._times for step in range(first, first + count)]
+        return np.concatenate([self._order.indices_of_steps(batch, 1, start, stop) for batch in batches])
+
+
 def permute(places: Places, count: int, keys: Places) -> Places:
     """A pseudo-random permutation of [0, count), evaluated at `places` (each < count), without a table.
 

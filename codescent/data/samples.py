@@ -4,16 +4,17 @@ Does not read files: the classes that implement the interfaces do (in data/text 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 Numbers = npt.NDArray[np.int64]
 References = npt.NDArray[np.float64]
+Rewards = npt.NDArray[np.float64]
 NO_TARGET = -1  # target of a position without a loss
 
 
@@ -83,6 +84,49 @@ class ReferencedSource(Source, Protocol):
 
     def refer(self, references: References) -> None:
         """Keep the numbers. From then on `read` gives them with the samples."""
+
+
+class AnswerTokens(NamedTuple):
+    """Tokens that a model has written, with the one that ends them; `cut`: they ended at their limit, without one."""
+
+    tokens: list[int]
+    cut: bool
+
+
+@runtime_checkable
+class PromptSource(Source, Protocol):
+    """A source of prompts. The model that learns writes the answers, just before the step that learns from them.
+
+    `read` gives samples without an answer, in the form that they have with some.
+
+    Attributes:
+        end: the token that ends an answer; None: only its limit does.
+        vocab_size: ids of the tokenizer, of which answers are made.
+        times: steps that learn from the same answers, one after the other.
+    """
+
+    end: int | None
+    vocab_size: int
+    times: int
+
+    def complete(self, portion: Any, step: int) -> Any:
+        """A loader's `Portion` of step `step` (from 0), with answers: by what `answer_by` was given."""
+
+    def answer_by(self, complete: Callable[[Any, int], Any] | None) -> None:
+        """Set what completes portions; None: nothing does."""
+
+    def prompts(self, numbers: Numbers) -> list[list[int]]:
+        """The tokens of prompts."""
+
+    def rewards(self, number: int, answers: Sequence[AnswerTokens], when: str) -> list[float]:
+        """The reward of each answer to a prompt. Raises UserError: whoever gives rewards has failed; it names the
+        prompt, and `when`, such as "step 3"."""
+
+    def answered(self, numbers: Numbers, answers: Sequence[Sequence[AnswerTokens]], rewards: Rewards) -> Samples:
+        """Samples of prompts with their answers, and the rewards [n, G] of these."""
+
+    def shown(self, number: int, answers: Sequence[AnswerTokens]) -> dict[str, Any]:
+        """A prompt and its answers as text, and where the prompt is from, as JSON data."""
 
 
 class AnyDataset(Protocol):

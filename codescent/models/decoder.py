@@ -13,12 +13,13 @@ from codescent.models.saved_blocks import DROPOUT_SITES
 from codescent.operators.cache import Cache, LayerCache
 from codescent.operators.documents import DocumentBounds
 from codescent.operators.dropout import drop
+from codescent.operators.policy import WrittenAnswers
 from codescent.operators.preferences import ComparedAnswers
 from codescent.operators.routing import attached
 from codescent.operators.tables import Table
 
 # Shapes: B samples, T positions, D hidden_dim, V vocab_size; C = head_dim / 2 of rotary positions; M documents of a
-# sample, N of all samples; K spans of a sample, A answers of it.
+# sample, N of all samples; K spans of a sample, A or G answers of it.
 
 
 class ResidualBlock(nn.Module):
@@ -162,6 +163,10 @@ class Decoder(Part):
         spans_BT: Tensor | None = None,
         references_BK: Tensor | None = None,
         wanted_BA: Tensor | None = None,
+        rewards_BG: Tensor | None = None,
+        cut_BG: Tensor | None = None,
+        old_BT: Tensor | None = None,
+        reference_BT: Tensor | None = None,
     ) -> Tensor:
         """See `Part`.
 
@@ -179,6 +184,8 @@ class Decoder(Part):
                 all, [B, T, V].
             spans_BT, references_BK, wanted_BA: the answers that are compared (`operators.preferences.ComparedAnswers`).
                 None: every target is learned.
+            rewards_BG, cut_BG, old_BT, reference_BT: of answers that the model has written
+                (`operators.policy.WrittenAnswers`), where the objective is a policy.
         """
         documents = None if begins_BT is None or ends_BM is None else DocumentBounds.of(begins_BT, ends_BM)
         x_BTD, tied_gradient_VD, positions_BT = inputs, None, None
@@ -213,6 +220,9 @@ class Decoder(Part):
             if self.training and self.objective.mtp_weight and spans_BT is None:
                 ahead = self.ahead(x_BTD, inputs, targets_BT, weight_VD, loss_scale, angles, documents)
             targets_BT = self.select_tokens(targets_BT)
+        if targets_BT is not None and spans_BT is not None and self.objective.policy is not None:
+            written = WrittenAnswers(spans_BT, rewards_BG, cut_BG, old_BT, reference_BT)
+            return self.reinforce(x_BTD, weight_VD, targets_BT, written, loss_scale, tied_gradient_VD)
         if targets_BT is not None and spans_BT is not None:
             answers = ComparedAnswers(spans_BT, references_BK, wanted_BA)
             return self.compare(x_BTD, weight_VD, targets_BT, answers, loss_scale, tied_gradient_VD)

@@ -15,6 +15,7 @@ from codescent.operators.dropout import mix, sample_keys, site_keys
 from codescent.operators.experts import Router
 from codescent.operators.head import Vocabulary
 from codescent.operators.linear import Deferred, Linear
+from codescent.operators.policy import WrittenAnswers, policy_loss
 from codescent.operators.preferences import ComparedAnswers, WholeSamples, compared, sums_of
 from codescent.operators.soft_cap import capped
 from codescent.operators.tables import Table
@@ -227,6 +228,35 @@ class Part(nn.Module):
         if preference.referenced and answers.references_BK is None and not self.training:
             return self.sample_sums.total(sums_of(losses_BT, spans_BT, preference.sums))
         loss, self.objective_sums = compared(losses_BT, spans_BT, answers, preference, self.sample_sums, loss_scale)
+        return loss
+
+    def reinforce(
+        self,
+        x_BTD: Tensor,
+        weight_VD: Tensor,
+        targets_BT: Tensor,
+        answers: WrittenAnswers,
+        loss_scale: float,
+        tied_gradient_VD: Tensor | None,
+    ) -> Tensor:
+        """The summed loss of answers that the model has written (see `operators.policy`).
+
+        In evaluation mode: the negative sum of their rewards; without rewards, the log-probability of each token, [B,
+        T].
+        """
+        policy = self.objective.policy
+        assert policy is not None, "samples have answers with rewards, and the objective knows none"
+        if not self.training and answers.rewards_BG is not None:
+            return -answers.rewards_BG.sum()
+        x_BTD, cap = self.for_head(x_BTD), self.shape.logit_cap
+        if policy.temperature != 1.0:  # the model that writes has these probabilities
+            x_BTD = x_BTD / policy.temperature
+        losses_BT = self.vocabulary.losses(
+            x_BTD, weight_VD, targets_BT, self.head_chunk_tokens, tied_gradient_VD, cap=cap
+        )
+        if answers.rewards_BG is None:
+            return -losses_BT
+        loss, self.objective_sums = policy_loss(losses_BT, answers, policy, loss_scale)
         return loss
 
 

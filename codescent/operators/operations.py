@@ -166,6 +166,6 @@ def loss(stream: Stream, layer: str, vocab: int, *, capped: bool = False) -> Lay
     """
     shape, more = (stream.forward.head_tokens, vocab), 6.0 if capped else 0.0
     costs = {"flops": (8.0 + more, 0.0), "moves": (3.0 + more, 0.0)}
-    if stream.forward.objective.preference is not None:
+    if stream.forward.objective.by_token:
         costs = {"flops": (4.0 + more, 4.0 + more), "moves": (2.0 + more, 2.0 + more)}
     return _operator(stream, "loss", layer, shape, (Dim.SAMPLE, Dim.COLUMN), **costs)

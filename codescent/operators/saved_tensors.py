@@ -238,7 +238,7 @@ def head_gradients(stream: Stream, layer: str, vocab: int, *, rows: SavedTensor,
     gradients yet: it keeps its input, and a few numbers of each token.
     """
     forward, width = stream.forward, stream.width
-    if forward.objective.preference is not None:
+    if forward.objective.by_token:
         yield from _compared(stream, layer, rows)
         return
     yield rows

@@ -19,7 +19,7 @@ from codescent.plan.flops import StepFlops, step_flops
 from codescent.plan.layout import Layout
 from codescent.plan.mesh import AXES, MOST_RANKS, Mesh
 from codescent.plan.model import ModelFacts
-from codescent.plan.objective import CROSS_ENTROPY, Objective
+from codescent.plan.objective import CROSS_ENTROPY, POLICY_KEYS, Objective
 from codescent.plan.operators import LayerOperator
 from codescent.plan.schedule import Schedule
 from codescent.plan.served import Piece, pieces_of
@@ -183,7 +183,7 @@ class Plan:
         """Model FLOPs of one step, and those that are computed again, summed over all ranks."""
         parameters, splits = [tensor.parameter for tensor in self.tensors], self.mesh.cp > 1
         recompute = self.layout.recompute
-        twice = self.objective.preference is not None
+        twice = self.objective.by_token
         return step_flops(
             self.model, self.task, self.work, parameters, recompute, splits_sequence=splits, logits_twice=twice
         )
@@ -251,6 +251,7 @@ class Plan:
             "train.label_smoothing": self.objective.label_smoothing,
             "train.z_loss": self.objective.z_loss,
             **self._preference(),
+            **self._policy(),
             "train.balance_loss": self.objective.balance_loss,
             "train.balance_rate": self.objective.balance_rate,
             "train.router_z_loss": self.objective.router_z_loss,
@@ -272,6 +273,11 @@ class Plan:
         factors = {"beta": found.beta, "margin": found.margin}
         weights = {"chosen_weight": found.chosen_weight, "rejected_weight": found.rejected_weight}
         return {"train.preference": found.kind, **{f"train.{name}": one for name, one in (factors | weights).items()}}
+
+    def _policy(self) -> dict[str, Scalar]:
+        """The keys of the loss of answers that the model writes; none without one."""
+        found = self.objective.policy
+        return {} if found is None else {f"train.{key}": getattr(found, name) for name, key in POLICY_KEYS.items()}
 
     def _sizes(self) -> Iterator[tuple[str, Scalar]]:
         """The sizes of the model by config key; one that has several parts, such as a scaling, in words."""

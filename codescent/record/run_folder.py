@@ -24,7 +24,7 @@ from codescent.base.own_names import PLAN_FILE
 from codescent.base.published import in_words, published
 from codescent.base.reading import MOST_BYTES, read_bytes, read_text
 from codescent.plan.measured import measured_columns
-from codescent.record import memory, ranks
+from codescent.record import answers, memory, ranks
 from codescent.record.beginning import ANOTHER, MAKING, delete_new, refuse_taken, write_beside_jobs, write_new
 from codescent.record.beginning import CHECKPOINTS as CHECKPOINTS
 from codescent.record.beginning import CONFIG as CONFIG
@@ -302,6 +302,10 @@ class RunFolder:
         self._memory.folder = self.follow()
         self._memory.write(rows)
 
+    def write_answers(self, row: Mapping[str, Any]) -> None:
+        """Append a row to answers.jsonl. Raises UserError: the file cannot be written."""
+        answers.write(self.follow(), row)
+
     def iter_memory(self) -> Iterator[memory.MemoryRow]:
         """Read memory.csv: the memory of each rank by part. Raises UserError: a line is not a row."""
         yield from memory.TABLE.read(self.path)
@@ -328,10 +332,11 @@ class RunFolder:
     def rewind(self, step: int) -> int:
         """On resume: delete the rows of steps after `step` (event "rewind"). Returns their number.
 
-        metrics.csv then has the rows of metrics.jsonl. The rows of ranks.csv and memory.csv are not counted.
+        metrics.csv then has the rows of metrics.jsonl. Rows of ranks.csv, memory.csv, answers.jsonl are not counted.
         """
         ranks.rewind(self.path, step)
         memory.TABLE.rewind(self.path, step)
+        answers.rewind(self.path, step)
         if dropped := self._rows.rewind(step):
             self.event("rewind", step=step, dropped_rows=dropped)
         return dropped

@@ -29,6 +29,7 @@ from codescent.tasks.mixture import OF_A_CORPUS, MixtureTask, given_of_each, of_
 from codescent.tasks.own import own_task
 from codescent.tasks.pairs import Pairs
 from codescent.tasks.preferences import Preferences
+from codescent.tasks.rewarded import Rewarded
 from codescent.tasks.task import ScoreRequest, ShownDataset, Task, TaskRequest
 from codescent.tasks.tensors import Tensors
 
@@ -41,6 +42,7 @@ __all__ = ["TASKS", "ScoreRequest", "ShownDataset", "Task", "TaskRequest"]
 TASKS: tuple[Task, ...] = (
     *(LanguageModel(), MaskedTokens(), Tensors(), Answers(), Conversations(), Pairs()),
     Preferences(),
+    Rewarded(),
 )
 """Every task. The default of a kind of model is the first task in this tuple that supports the kind."""
 

@@ -4,7 +4,7 @@ Does not list the tasks (`tasks.TASKS` does). Does not import torch, because `co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from codescent import models
 from codescent.base.errors import UserError
 from codescent.data.prepared import TOKENIZER
-from codescent.data.samples import AnyDataset, Source
+from codescent.data.samples import AnswerTokens, AnyDataset, Source
 from codescent.data.text.foreign import GPT2_VOCAB_SIZE
 from codescent.data.text.records import FIRST_NAMES
 from codescent.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from codescent.plan import Plan, TaskFacts, Work
-from codescent.plan.objective import Preference
+from codescent.plan.objective import Policy, Preference
 from codescent.tasks.scores import Scores
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ class ScoreRequest:
         open_tokenizer: returns the tokenizer in the run's folder, or None. Raises UserError: it is damaged.
         data: --data, a file to score instead of the run's validation split.
         out: --out, the file for predictions.
+        answer: writes the likeliest answer of a module to each of several prompts (tokens), of up to so many new
+            tokens; then the token that ends an answer, and the number of ids. None: nothing writes any.
     """
 
     task: TaskRequest
@@ -89,6 +91,7 @@ class ScoreRequest:
     open_tokenizer: Callable[[], Tokenizer | None]
     data: Path | None = None
     out: Path | None = None
+    answer: Callable[[nn.Module, Sequence[Sequence[int]], int, int | None, int], list[AnswerTokens]] | None = None
 
     def validation(self, task: Task) -> tuple[str, Source]:
         """The name of the run's validation split, and its samples. Raises UserError: the split has no sample."""
@@ -270,6 +273,10 @@ class Task:
 
     def preference(self, request: TaskRequest) -> Preference | None:
         """The loss of answers that the task minimises; None: the cross-entropy of its targets."""
+        return None
+
+    def policy(self, request: TaskRequest) -> Policy | None:
+        """The loss of answers that the model writes itself, before each step; None: samples have what is learned."""
         return None
 
     def remarks(self, request: TaskRequest) -> Iterator[str]:

@@ -21,6 +21,7 @@ from codescent.operators import products
 from codescent.operators.head import Vocabulary
 from codescent.train.assemble import assemble
 from codescent.train.open import connect, open_data
+from codescent.train.references import refuse_without_run
 from codescent.train.stop import STOPS, StopRequest
 
 LOGITS, EMBEDDING = "logits", "embedding"
@@ -39,6 +40,7 @@ def coordinates(config: Config) -> Sizes:
     """
     with connect(config, Rank()) as world:
         config, plan, dataset, _ = open_data(config, world, None, resume=False)
+        refuse_without_run(plan)
         with (
             StopRequest(alone=True, does=STOPS) as stop,
             closing(assemble(config, plan, world, dataset, 0, stop, "none")) as trainer,

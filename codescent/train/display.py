@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +30,8 @@ LEAST = 6
 @dataclass(frozen=True)
 class StepShown:
     """What is shown of a step: its loss in nats per token, the norm of the gradient before clipping, tokens/s of all
-    ranks, MFU (None: unknown), the peak of the first rank's memory so far, and the rank
-    that slows the others."""
+    ranks, MFU (None: unknown), the peak of the first rank's memory so far, the rank that slows the others, and in words
+    a measure that says more than the loss."""
 
     step: int
     loss: float
@@ -40,6 +41,7 @@ class StepShown:
     mfu: float | None
     peak_memory_bytes: int
     slowest: str = ""
+    measure: str = ""
 
 
 class Display:
@@ -108,7 +110,7 @@ class Display:
         """All of a step; on a terminal without the peak of the memory, and then without MFU, if there is no room."""
         parts = [
             f"step {done.step}/{self.num_steps}",
-            f"loss {_loss(done.loss)}",
+            done.measure or f"loss {_loss(done.loss)}",
             f"lr {rounded(done.learning_rate)}",
             f"norm {_norm(done.grad_norm)}",
             _rate(done.tokens_per_s),
@@ -122,11 +124,15 @@ class Display:
             del parts[-2]
         return "  ".join(parts)
 
-    def validation(self, step: int, found: Validated) -> None:
-        """Print a validation loss, and those of the moving average of the weights and of each corpus, if there are."""
+    def validation(self, step: int, found: Validated, means: Mapping[str, float | None]) -> None:
+        """Print a validation loss, and those of the moving average of the weights and of each corpus, if there are.
+
+        `means`: what the loss means beside, by name (`Objective.of_validation`).
+        """
         average = "" if found.of_ema is None else f", of the averaged weights {found.of_ema:.4f}"
         corpora = ", ".join(f"{name} {loss:.4f}" for name, loss in found.by_corpus.items())
-        each = f" ({corpora})" if corpora else ""
+        beside = corpora or ", ".join(f"{name} {value:.4f}" for name, value in means.items() if value is not None)
+        each = f" ({beside})" if beside else ""
         self.say(f"step {step}/{self.num_steps}  validation loss {found.known:.4f}{average}{each}")
 
 

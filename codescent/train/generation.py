@@ -10,6 +10,7 @@ from codescent.train.assemble import assemble
 from codescent.train.holding import HeldStep, holding
 from codescent.train.open import OpenRun
 from codescent.train.references import ReferenceFiles
+from codescent.train.rollouts import Rollouts
 from codescent.train.spikes import Spikes
 from codescent.train.stop import StopRequest
 from codescent.train.trainer import Trainer
@@ -43,10 +44,11 @@ class Generation:
         facts = (run.config, run.plan, run.world, run.dataset, run.first_step, self.stop, compiles)
         accepts = spikes.accepts if spikes.looks else None
         references = ReferenceFiles(run)
-        self.trainer = assemble(
-            *facts, generation=self.number, ahead=run.ahead, accepts=accepts, initial=bool(references.lacking)
-        )
+        self.rollouts = Rollouts(run)
+        initial = bool(references.lacking) or self.rollouts.needs_initial
+        self.trainer = assemble(*facts, generation=self.number, ahead=run.ahead, accepts=accepts, initial=initial)
         references.compute(self.trainer.executor)
+        self.rollouts.attach(self.trainer)
         executor = self.trainer.executor
         spikes.losses = lambda: executor.portion.losses
         run.remembered = lambda: {"spikes": spikes.state()} if spikes.looks else {}
@@ -58,6 +60,7 @@ class Generation:
         Its process groups have other names: a message of the old ones that is late reaches none of the new ones.
         """
         self.trainer.close()
+        self.rollouts.detach()
         self.run.remembered = dict
         del self.trainer, self.spikes, self._holding
         gc.collect()

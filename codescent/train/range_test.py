@@ -26,6 +26,7 @@ from codescent.train.choices import choose
 from codescent.train.execute import Executor
 from codescent.train.machine import describe
 from codescent.train.open import connect, open_data
+from codescent.train.references import refuse_without_run
 from codescent.train.stop import STOPS, StopRequest
 
 STEPS = 100
@@ -75,6 +76,7 @@ def range_test(config: Config, this_rank: Rank) -> RangeTest:
     """
     with connect(config, this_rank) as world:
         config, plan, dataset, _ = open_data(config, world, None, resume=False)
+        refuse_without_run(plan)
         compiles = choose(config, plan, world, {})["compile"]["choice"]
         with (
             StopRequest(alone=this_rank.world_size == 1, does=STOPS) as stop,

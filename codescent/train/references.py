@@ -13,6 +13,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from codescent.base.device import offered, wide_dtype
+from codescent.base.errors import UserError
 from codescent.base.output import note
 from codescent.base.sealed import digest
 from codescent.data.file_array import open_npy
@@ -132,6 +133,15 @@ class ReferenceFiles:
             describe(folder, {"format": FORMAT, "key": key}, [NUMBERS])
 
         prepared(self._folder(split), make, _verify)
+
+
+def refuse_without_run(plan: Plan) -> None:
+    """Raise UserError: samples need numbers or answers of the model, and this command is no run."""
+    if plan.objective.needs_run:
+        raise UserError(
+            f'data.task = "{plan.task.name}": its loss reads what the model itself has computed of the samples, and '
+            "only `codescent train` does that; give a few steps there (train.num_steps), or another data.task here"
+        )
 
 
 def _verify(folder: Path) -> None:

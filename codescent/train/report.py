@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,8 @@ class Report:
         self.told = run.path  # the path of the run folder that the user knows
         self.peak: float = run.machine["peak_flops_per_s"]  # of a device
         self.has_peak = not threads.is_slowed(run.machine["peak_others"])
-        self.padding, self.measures = _padding(run), run.plan.objective.measures
+        self.objective, self.headline = run.plan.objective, run.plan.objective.headline
+        self.padding, self.measures = _padding(run), self.objective.measures
         self.late_portions, self.goes_on = 0, False
         peak, self.slow_steps = self.peak * run.plan.devices, SlowSteps()
         number, flops = run.machine["num_threads"], self.flops / run.world.this_rank.world_size
@@ -224,6 +225,7 @@ class Report:
             "sent_bytes": run.plan.sent_bytes(0, step - 1) if run.world.this_rank.world_size > 1 else None,
             "consensus": result.consensus,
             **result.measured,
+            **(self.objective.of_validation(val_loss) if self.headline else {}),
             "val_loss_ema": found.of_ema,
             **({} if self.corpora is None else self.corpora.values(batch_of(step - 1, run.ahead) + 1, found)),
             "padding": self.padding.share(batch_of(step - 1, run.ahead)) if self.padding else None,
@@ -248,9 +250,11 @@ class Report:
         peak = int(row["peak_memory_bytes"])
         slowest = "" if OwnPage.current is None else OwnPage.current.pages.slowest
         shown = StepShown(step, result.train_loss, rate, result.grad_norm, tokens / seconds, mfu, peak, slowest)
+        if self.headline and (value := result.measured[self.headline]) is not None:
+            shown = replace(shown, measure=f"{self.headline} {value:.4f}")
         self.display.step(shown, due=due)
         if val_loss is not None:
-            self.display.validation(step, found)
+            self.display.validation(step, found, self.objective.of_validation(val_loss))
             if not math.isfinite(val_loss):
                 self._event("validation_not_finite", step=step, val_loss=val_loss)
                 self.display.warn(f"warning: step {step}: the validation loss is {val_loss}")

@@ -94,6 +94,7 @@ def evaluate_run(
     Raises:
         UserError: not a run folder, no such checkpoint, data that cannot be used, or no such device.
     """
+    from codescent.inference.answers import likeliest_answers
     from codescent.inference.trained import dataset_of, device_of, find, module_of
 
     where = device_of(device)
@@ -120,6 +121,7 @@ def evaluate_run(
         open_tokenizer=lambda: trained.tokenizer,
         data=data,
         out=out,
+        answer=likeliest_answers,
     )
     if problems := list(trained.task.refuse_score(request)):
         raise UserError(*problems)

@@ -17,6 +17,7 @@ from codescent.cost.stage_memory import memory
 from codescent.plan import AXES, DTYPE_BYTES, SENDS, Collective, Mesh, ModelFacts, Plan, Traffic
 from codescent.plan.activations import CPU
 from codescent.plan.served import served_bytes
+from codescent.verbs.plan_answers import answer_rows
 from codescent.verbs.plan_memory import memory_rows
 from codescent.verbs.plan_mup import mup_rows
 
@@ -83,6 +84,7 @@ def _run_rows(plan: Plan) -> list[tuple[str, list[str]]]:
         *([("servers", list(_servers(plan)))] if plan.layout.served else []),
         ("batch", [f"{samples} = {mesh.dp} data-parallel x {each}"]),
         ("tokens per step", [f"{work.tokens:,} = {samples} x {work.positions(-1)}{source}"]),
+        *answer_rows(plan),
     ]
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 FIELDS = ("template", "prompt_key", "response_key", "messages_key", "validation_fraction")
 """Keys of [data] that the samples depend on, in addition to the corpus, the tokenizer and the chat template."""
-TEMPLATED = ("sft", "dpo")
+TEMPLATED = ("sft", "dpo", "grpo")
 """The tasks that use a chat template."""
 PAIR_KEYS = ("prompt_key", "response_key")
 MOST_LINE_BYTES = 1 << 24
