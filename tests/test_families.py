@@ -22,6 +22,8 @@ from test_interchange import UNTRAINED, a_folder, same, weights
 from test_interchange import ours as trained
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
     Dots1Config,
@@ -139,6 +141,13 @@ def deepseek_v3(**changes: Any) -> Any:
     return _with_biases(random_(DeepseekV3ForCausalLM(config)))
 
 
+def deepseek_v2(**changes: Any) -> Any:
+    return random_(DeepseekV2ForCausalLM(DeepseekV2Config(**LLAMA | ROUTED | SHARED | LATENT | V2 | changes)))
+
+
+V2 = {"norm_topk_prob": False, "topk_method": "greedy", "q_lora_rank": None, "n_group": 1, "topk_group": 1}
+
+
 def _with_biases(model: Any) -> Any:
     """The bias of routers is not 0: without it they would choose others."""
     for name, buffer in model.named_buffers():
@@ -190,6 +199,7 @@ MODELS: dict[str, Callable[[], Any]] = {
         q_lora_rank=None, v_head_dim=10, rope_parameters=MSCALE | {"rope_type": "yarn", "rope_theta": 500.0}
     ),
     "deepseek_v3, no experts": lambda: deepseek_v3(first_k_dense_replace=2, tie_word_embeddings=True),
+    "deepseek_v2": deepseek_v2,
     "olmoe": olmoe,
     "olmoe, normed": lambda: olmoe(norm_topk_prob=True, num_key_value_heads=1),
     "phi3, longrope": lambda: phi3(

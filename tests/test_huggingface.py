@@ -376,7 +376,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "architecture": (
         lambda path: change(path, model_type="mamba"),
         "model_type = 'mamba': known are gpt2, llama, mistral, qwen2, qwen3, olmo2, gemma2, gemma3_text, phi3, "
-        "mixtral, qwen3_moe, dots1, olmoe, bert",
+        "mixtral, qwen3_moe, dots1, deepseek_v3, deepseek_v2, olmoe, bert",
     ),
     "activation": (
         lambda path: change(path, activation_function="relu"),

@@ -296,6 +296,6 @@ def test_a_folder_has_the_modules_that_published_ones_have(project: Path, forker
     found = forker.train(project, "goes on", 2, *words, "parallel.tp=2", "checkpoint.every=1")
     assert same(weights(found.path), weights(trained.path))
     more = forker.train(project, "goes on with two", 1, *words, "model.mtp_layers=2", "checkpoint.every=1")
-    (start,) = (event for event in more.read_events() if event["event"] == "start")
+    (start,) = (event for event in more.read_events() if event["kind"] == "start")
     assert start["weights"]["drawn"]
     assert all(name.startswith("mtp.3.") for name in start["weights"]["drawn"])

@@ -18,7 +18,7 @@ from codescent.config.sections import Config
 from codescent.config.sections import Optimizer as OptimizerConfig
 from codescent.cost.memory import inside_bytes, state_bytes, wire_bytes
 from codescent.operators import products
-from codescent.operators.attention import _by_kind
+from codescent.operators.attention import by_kind
 from codescent.plan import Collective, Parameter, Plan
 from codescent.record import RunFolder
 from codescent.strategies import ThisRank
@@ -177,7 +177,7 @@ def labels(declared: Parameter) -> torch.Tensor:
 def test_rows_of_a_tensor_are_declared_as_modules_read_them() -> None:
     qkv = parameter(LLAMA, "blocks.0.attn.qkv.weight")
     assert qkv.matrices == ((16, 16), (8, 16), (8, 16))
-    for number, read in enumerate(_by_kind(labels(qkv).view(1, 1, 2, 4, 4))):  # 2 groups of 4 heads of 4 channels
+    for number, read in enumerate(by_kind(labels(qkv).view(1, 1, 2, 4, 4))):  # 2 groups of 4 heads of 4 channels
         assert (read == number).all()
     kv = parameter(TRANSFORMER, "blocks.1.cross.kv.weight")
     assert kv.matrices == ((16, 16), (16, 16))

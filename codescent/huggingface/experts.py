@@ -129,10 +129,12 @@ class ExpertKeys:
 class DeepSeekKeys(ExpertKeys):
     """Experts as DeepSeek-V3 has them: sigmoids, biases, groups, a factor, shared experts, first layers without any.
 
-    `more`: its other keys with the value of a missing key; None: it must be there.
+    `more`: its other keys with the value of a missing key; None: it must be there. `sigmoid`: whether scores are
+    sigmoids, with biases and groups; else they are those of a softmax, without (DeepSeek-V2).
     """
 
     more: Mapping[str, float | None] = field(default_factory=dict)
+    sigmoid: bool = True
 
     @property
     def handled(self) -> tuple[str, ...]:
@@ -145,7 +147,7 @@ class DeepSeekKeys(ExpertKeys):
             return {}, []
         found, problems = super().read(settings)
         values: dict[str, Any] = {key: settings.get(key) for key in self.more}
-        for key in ("n_group", "topk_group", "n_shared_experts", "first_k_dense_replace"):
+        for key in (name for name in self.more if name != "routed_scaling_factor"):
             least = 0 if key == "first_k_dense_replace" else 1
             values[key] = self.more[key] if values[key] is None else values[key]
             if type(values[key]) is not int or values[key] < least:
@@ -156,9 +158,12 @@ class DeepSeekKeys(ExpertKeys):
             problems.append(f"routed_scaling_factor = {json.dumps(scale)}: not a number above 0")
         if problems:
             return found, problems
-        found |= {"route_scores": "sigmoid", "route_bias": True, "route_scale": float(scale)}
+        found |= {
+            "route_scale": float(scale),
+            **({"route_scores": "sigmoid", "route_bias": True} if self.sigmoid else {}),
+        }
         found["shared_dim"] = found["expert_dim"] * values["n_shared_experts"]
-        if values["n_group"] > 1:
+        if self.sigmoid and values["n_group"] > 1:
             found |= {"route_groups": values["n_group"], "groups_per_token": values["topk_group"]}
         if values["first_k_dense_replace"]:
             found["dense_layers"] = values["first_k_dense_replace"]
@@ -173,9 +178,9 @@ class DeepSeekKeys(ExpertKeys):
         """See ExpertKeys."""
         if not shape.num_experts:
             return {"first_k_dense_replace": shape.num_layers}
+        groups = {"n_group": shape.route_groups or 1, "topk_group": shape.groups_per_token or 1}
         return super().write(shape) | {
-            "n_group": shape.route_groups or 1,
-            "topk_group": shape.groups_per_token or 1,
+            **(groups if self.sigmoid else {}),
             "n_shared_experts": shape.shared_dim // shape.inner_dim,
             "first_k_dense_replace": shape.dense_layers,
             "routed_scaling_factor": shape.route_scale,
@@ -189,12 +194,14 @@ class DeepSeekKeys(ExpertKeys):
         return self._of_router(shape) and shared and shape.expert_every == 1
 
     def _of_router(self, shape: LlamaShape) -> bool:
-        return shape.route_scores == "sigmoid" and shape.route_bias
+        if self.sigmoid:
+            return shape.route_scores == "sigmoid" and shape.route_bias
+        return shape.route_scores == "softmax" and not (shape.route_bias or shape.route_groups or shape.route_norm)
 
     def words(self) -> Iterator[str]:
         """See ExpertKeys."""
-        yield 'no num_experts, or with route_scores = "sigmoid"'
-        yield "route_bias = true"
+        yield f'no num_experts, or with route_scores = "{"sigmoid" if self.sigmoid else "softmax"}"'
+        yield "route_bias = true" if self.sigmoid else "route_norm = false"
         yield "shared_dim a multiple of expert_dim"
 
     def rows(self, shape: LlamaShape, ours: str, theirs: str) -> Iterator[Row]:
@@ -244,6 +251,17 @@ DEEPSEEK = DeepSeekKeys(
         "first_k_dense_replace": 3,
         "routed_scaling_factor": 2.5,
     },
+)
+DEEPSEEK_V2 = DeepSeekKeys(
+    {
+        "num_experts": ("n_routed_experts", 64),
+        "experts_per_token": ("num_experts_per_tok", None),
+        "expert_dim": ("moe_intermediate_size", 1407),
+    },
+    other="num_experts",
+    normed=False,
+    more={"n_shared_experts": 2, "first_k_dense_replace": 0, "routed_scaling_factor": 1.0},
+    sigmoid=False,
 )
 NONE = ExpertKeys()
 """A family without experts."""

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from codescent.huggingface.experts import DEEPSEEK, DOTS, MIXTRAL, OLMOE, QWEN, ExpertKeys
+from codescent.huggingface.experts import DEEPSEEK, DEEPSEEK_V2, DOTS, MIXTRAL, OLMOE, QWEN, ExpertKeys
 from codescent.huggingface.experts import NONE as NO_EXPERTS
 from codescent.huggingface.kind import COMMON_IGNORED, Kind, Settings, is_true
-from codescent.huggingface.latents import LATENT_POSITIONS, LATENTS, NO_LATENTS, LatentKeys
+from codescent.huggingface.latents import LATENT_POSITIONS, LATENTS, NO_LATENTS, PREDICTING, LatentKeys
 from codescent.huggingface.llama import axes, rows
 from codescent.huggingface.positions import LONG_WAVES, PARTIAL, PLAIN, TWO_BASES, RotaryKeys
 from codescent.huggingface.windows import ALL_CHOSEN, ALWAYS, BY_TYPE, CHOSEN, NEVER, Windows, alternating
@@ -295,8 +295,24 @@ FAMILIES = (
         },
         positions=LATENT_POSITIONS,
         experts=DEEPSEEK,
-        latents=LATENTS,
+        latents=PREDICTING,
         inert="ep_size aux_loss_alpha seq_aux",
+    ),
+    Family(
+        "deepseek_v2",
+        "DeepseekV2ForCausalLM",
+        fixed={
+            **_NO_BIAS,
+            "mlp_bias": (False,),
+            "norm_topk_prob": (False, None),
+            "scoring_func": ("softmax",),
+            "topk_method": ("greedy",),
+            "moe_layer_freq": (1,),
+        },
+        positions=LATENT_POSITIONS,
+        experts=DEEPSEEK_V2,
+        latents=LATENTS,
+        inert="ep_size aux_loss_alpha seq_aux n_group topk_group",
     ),
     Family(
         "olmoe",

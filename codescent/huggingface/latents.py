@@ -35,20 +35,21 @@ _MSCALE = "mscale_all_dim"
 
 @dataclass(frozen=True)
 class LatentKeys:
-    """Whether a family has latents, and its keys for them."""
+    """Whether a family has latents, and its keys for them. `predicts`: whether it has modules for more tokens."""
 
     has: bool = False
+    predicts: bool = False
 
     @property
     def handled(self) -> tuple[str, ...]:
         """The keys that it reads."""
-        return (*KEYS, *DERIVED, PREDICTS) if self.has else ()
+        return (*KEYS, *DERIVED, *([PREDICTS] if self.predicts else [])) if self.has else ()
 
     def spare(self, shape: LlamaShape) -> str:
         """Pattern of the tensors of modules that predict more tokens: they have the next numbers after the layers."""
         last = shape.num_layers + MOST_MODULES
         numbers = "|".join(map(str, range(shape.num_layers, last)))
-        return rf"model\.layers\.({numbers})\..*" if self.has else r"(?!)"
+        return rf"model\.layers\.({numbers})\..*" if self.predicts else r"(?!)"
 
     def read(self, settings: Settings) -> tuple[dict[str, Any], list[str]]:
         """Our sizes, and error messages."""
@@ -80,16 +81,16 @@ class LatentKeys:
             "qk_rope_head_dim": shape.rotary_dim,
             "qk_nope_head_dim": shape.head_dim - shape.rotary_dim,
             "v_head_dim": shape.value_dim,
-            PREDICTS: shape.mtp_layers,
+            **({PREDICTS: shape.mtp_layers} if self.predicts else {}),
         }
 
     def fits(self, shape: LlamaShape) -> bool:
         """Whether the family has the attention of a shape."""
-        return self.has == (shape.kv_latent_dim > 0) and (self.has or not shape.mtp_layers)
+        return self.has == (shape.kv_latent_dim > 0) and (self.predicts or not shape.mtp_layers)
 
     def modules(self, shape: LlamaShape, model: Mapping[str, Any], tensors: Collection[str]) -> LlamaShape:
         """The shape with those modules of a run that a folder has: config.json may say some that are not there."""
-        wanted = model.get("mtp_layers", 0) if self.has else 0
+        wanted = model.get("mtp_layers", 0) if self.predicts else 0
         numbers = range(shape.num_layers, shape.num_layers + wanted)
         there = takewhile(lambda number: f"model.layers.{number}.eh_proj.weight" in tensors, numbers)
         return replace(shape, mtp_layers=len(tuple(there)))
@@ -154,4 +155,6 @@ def rows(shape: LlamaShape, ours: str, theirs: str) -> Iterator[Row]:
 
 NO_LATENTS = LatentKeys()
 LATENTS = LatentKeys(has=True)
+PREDICTING = LatentKeys(has=True, predicts=True)
+"""DeepSeek-V3."""
 LATENT_POSITIONS = LatentPositions()

@@ -35,9 +35,7 @@ class Role(StrEnum):
     BIAS_COLUMN = "bias_column"  # bias of a COLUMN or VOCAB matrix; split like its output
     BIAS_ROW = "bias_row"  # bias of a ROW matrix (added once, after the sum) or of a replicated matrix
     WHOLE = "whole"  # a matrix that is replicated on all ranks (head.dense)
-    STREAM = (
-        "stream"  # a matrix that reads the residual stream as it is (attn.down): replicated; a rank of tp has its rows
-    )
+    STREAM = "stream"  # a matrix that reads the residual stream (attn.down): replicated; a rank of tp has its rows
     LOGITS = "logits"  # a head with few outputs, replicated: its loss reads all positions
     ADAPTER = "adapter"  # the replicated matrix of an adapter; each rank has a partial gradient
     ADAPTER_COLUMN = "adapter_column"  # matrix B of the adapter of a COLUMN matrix; split along the outputs

@@ -32,9 +32,8 @@ class ExpertLoads(Strategy):
     def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:
         """The sum over the ranks that take a step together."""
         if plan.mesh.degree(plan.together) > 1:
-            size = (
-                (plan.model.num_layers + plan.model.mtp_layers) * (plan.model.num_experts + SUMS) * DTYPE_BYTES["fp64"]
-            )
+            layers = plan.model.num_layers + plan.model.mtp_layers
+            size = layers * (plan.model.num_experts + SUMS) * DTYPE_BYTES["fp64"]
             what = "loads of experts, losses of routers"
             yield Traffic(Collective.ALL_REDUCE, plan.together, size, "fp64", Verb.REDUCE, None, what)
 

@@ -18,6 +18,10 @@ MULTIPLE = 16
 """Sizes of a product in fp8 are multiples of this (torch.nn.functional.scaled_mm)."""
 
 
+_LATENTS = ("head_dim", "rotary_dim", "value_dim", "kv_latent_dim", "q_latent_dim")
+"""Sizes of the matrices around latents."""
+
+
 class Fp8Products(Strategy):
     """Products of the blocks' matrices in fp8 (Micikevicius et al. 2022, "FP8 Formats for Deep Learning").
 
@@ -72,7 +76,8 @@ class Fp8Products(Strategy):
 def _sizes(candidate: Candidate, said: str) -> Iterator[Refusal]:
     """Sizes of matrices, and of the tokens of a micro-batch, that are no multiples."""
     model, work = candidate.model, candidate.work
-    sizes = {"model.hidden_dim": model.hidden_dim, "model.ffn_dim": model.sizes.get("ffn_dim", 0)}
+    names = ("ffn_dim", *(_LATENTS if model.sizes.get("kv_latent_dim") else ()))
+    sizes = {"model.hidden_dim": model.hidden_dim, **{f"model.{name}": model.sizes.get(name, 0) for name in names}}
     for key, size in sizes.items():
         if isinstance(size, int) and size % MULTIPLE:
             yield Refusal(f"{said}: {key} = {size} must be a multiple of {MULTIPLE}", [Change({"train.fp8": "none"})])
