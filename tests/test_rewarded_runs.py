@@ -135,11 +135,14 @@ def test_a_run_that_is_resumed_is_bitwise_that_which_was_not(runs: Runs, case: s
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_goes_on_bitwise(runs: Runs) -> None:
-    """Fault: what a rank has drawn before it died decides what it draws afterwards."""
-    words = ("parallel.dp_replicate=2", "train.precision=fp32", "train.num_steps=6", "checkpoint.every=2")
+@pytest.mark.parametrize(("case", "fault"), [("plain", "killed 5"), ("updates", "asked_to_stop 3")])
+def test_a_run_that_is_killed_or_stopped_goes_on_bitwise(runs: Runs, case: str, fault: str) -> None:
+    """Fault: what a rank has drawn before it died decides what it draws afterwards; a save parts steps that share
+    answers."""
+    words = ("parallel.dp_replicate=2", "train.precision=fp32", *CASES[case], "train.num_steps=6", "checkpoint.every=2")
     whole = runs.run(2, *words)
-    runs.start(2, *words, fault="killed 5")
+    assert any(code != 0 for code in runs.start(2, *words, fault=fault).codes)
+    assert len(runs.last().read_metrics()) < 6
     found = runs.run(2, *words, resume=True)
     assert losses(found) == losses(whole)
     assert answers_of(found.path) == answers_of(whole.path)

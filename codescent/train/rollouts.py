@@ -15,6 +15,7 @@ import torch
 
 from codescent.base.agreement import decided, together
 from codescent.base.errors import RunFailed, UserError
+from codescent.base.progress import ANSWERS, OwnPage
 from codescent.data.loader import Batch, Portion
 from codescent.data.prepared import SPLITS
 from codescent.data.samples import AnswerTokens, Numbers, PromptSource
@@ -156,7 +157,8 @@ class _Training:
         first = self.run.plan.samples(self.run.world.this_rank.rank, 0).start * policy.group
         one = Sampling(policy.temperature, policy.top_k, policy.top_p, seed=seed, max_new_tokens=policy.new_tokens)
         samplings = [replace(one, number=first + place) for place in range(len(numbers) * policy.group)]
-        answered = rewarded(self.writer, numbers, samplings, f"step {step + 1}")
+        with _in_section(ANSWERS):
+            answered = rewarded(self.writer, numbers, samplings, f"step {step + 1}")
         self.kept.training(step + 1, numbers, *answered)
         batches = batches_of(self.writer.source, numbers, *answered, [len(one.inputs) for one in portion.batches])
         return replace(portion, batches=[self._compared(batch) for batch in batches])
@@ -182,11 +184,24 @@ class _Validation:
         assert portion.numbers is not None
         numbers, number = portion.numbers, self.writer.executor.number + 1
         samplings = [Sampling(temperature=0.0, max_new_tokens=self.writer.policy.new_tokens)] * len(numbers)
-        answered = rewarded(self.writer, numbers, samplings, f"validation after step {number}")
+        with _in_section(ANSWERS):
+            answered = rewarded(self.writer, numbers, samplings, f"validation after step {number}")
         batches = batches_of(self.writer.source, numbers, *answered, [len(numbers)])
         if step == 0:
             self.kept.validation(number, numbers, *answered)
         return replace(portion, batches=batches)
+
+
+@contextmanager
+def _in_section(section: str) -> Iterator[None]:
+    """A block that the page of this rank shows as a section: nobody knows how long answers and their rewards take."""
+    page = OwnPage.current
+    before = "" if page is None else page.enter(section)
+    try:
+        yield
+    finally:
+        if page is not None:
+            page.enter(before)
 
 
 def rewarded(
