@@ -34,6 +34,8 @@ from codescent.train.kept_answers import KeptAnswers
 from codescent.train.open import OpenRun
 from codescent.train.trainer import Trainer
 
+KNOWN = ("begins_BT", "ends_BM", "spans_BT")
+"""What is known of samples before their rewards and log-probabilities are."""
 Written = list[list[AnswerTokens]]
 """The answers to each of several prompts."""
 
@@ -161,17 +163,20 @@ class _Training:
             answered = rewarded(self.writer, numbers, samplings, f"step {step + 1}")
         self.kept.training(step + 1, numbers, *answered)
         batches = batches_of(self.writer.source, numbers, *answered, [len(one.inputs) for one in portion.batches])
-        return replace(portion, batches=[self._compared(batch) for batch in batches])
+        return replace(portion, batches=self._compared(batches))
 
-    def _compared(self, batch: Batch) -> Batch:
-        """The batch with the log-probabilities of its tokens that the loss compares with."""
-        logs = dict[str, torch.Tensor]()
+    def _compared(self, batches: list[Batch]) -> list[Batch]:
+        """The batches with the log-probabilities of their tokens that the loss compares with."""
         if self.writer.policy.updates > 1:
-            logs["old_BT"] = logs_of(self.executor, batch)
+            batches = self._with_logs(batches, "old_BT")
         if self.initial is not None:
             with self.initial.in_place_of_weights():
-                logs["reference_BT"] = logs_of(self.executor, batch)
-        return replace(batch, extras={**batch.extras, **logs})
+                batches = self._with_logs(batches, "reference_BT")
+        return batches
+
+    def _with_logs(self, batches: list[Batch], name: str) -> list[Batch]:
+        """The batches with the log-probability of each token by the present weights."""
+        return [replace(one, extras={**one.extras, name: logs_of(self.executor, one)}) for one in batches]
 
 
 class _Validation:
@@ -260,7 +265,7 @@ def batches_of(
 
 def logs_of(executor: Executor, batch: Batch) -> torch.Tensor:
     """The log-probability of each token of answers by the present weights, [B, T]. Collective."""
-    without = {name: value for name, value in batch.extras.items() if name not in ("rewards_BG", "cut_BG")}
+    without = {name: value for name, value in batch.extras.items() if name in KNOWN}
     with executor.evaluating() as evaluate:
         return evaluate(replace(batch, extras=without))
 
