@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -79,11 +79,15 @@ def _values(folder: Path, facts: Any) -> Iterator[tuple[str, Tensor]]:
         yield parameter.name, values.box(parameter, tuple(slice(0, size) for size in parameter.shape))
 
 
-def prepared(folder: Path, train: Train, seq_len: int = 40) -> tuple[RewardedSource, Policy]:
+def prepared(
+    folder: Path, train: Train, seq_len: int = 40, prompts: Sequence[Any] = (*PROMPTS, "on"), **more: Any
+) -> tuple[RewardedSource, Policy]:
     """The prompts of a file, and what is minimised."""
-    lines = [{"prompt": prompt, "answer": prompt[::-1]} for prompt in (*PROMPTS, "on")]
+    lines = [{"prompt": prompt, "answer": prompt[::-1]} for prompt in prompts]
+    lines = [line if isinstance(line["answer"], str) else {**line, "answer": "yes"} for line in lines]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    data = Data(task="grpo", corpus=str(folder / "prompts.jsonl"), tokenizer="byte", folder=folder / "datasets")
+    paths: Any = {"corpus": str(folder / "prompts.jsonl"), "folder": folder / "datasets"}
+    data = Data(task="grpo", tokenizer="byte", **paths, **more)
     request = tasks.request_of(data, Model(kind="llama"), 1, train)
     found = tasks.prepare_and_open(request, progress=False).source("train", seq_len, seq_len)
     policy = tasks.task_of(request).policy(request)
@@ -244,6 +248,25 @@ def test_each_answer_is_a_document_behind_its_prompt(tmp_path: Path) -> None:
             assert samples.inputs[row, at[1:]].tolist() == answer.tokens[:-1]
     assert (samples.targets >= 0).sum() == sum(len(answer.tokens) for one in drawn()[:2] for answer in one[:2])
     assert (source.read(numbers).targets < 0).all()
+
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }};{% endfor %}{% if add_generation_prompt %}bot:{% endif %}"
+)
+
+
+def test_messages_are_written_by_the_chat_template(tmp_path: Path) -> None:
+    """Fault: the words of the assistant begin in the prompt, or nothing asks for them."""
+    (tmp_path / "chat.jinja").write_text(TEMPLATE)
+    said = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "up?"}]
+    prompts = [said, "up?", said]
+    source, _ = prepared(tmp_path, CASES["grpo"], prompts=prompts, chat_template=tmp_path / "chat.jinja")
+    texts = [bytes(prompt).decode() for prompt in source.prompts(np.arange(2))]
+    assert texts == ["system: Be short.;user: up?;bot:", "user: up?;bot:"]
+    assert source.end == 256
+    answers = [AnswerTokens([*b"yes", 256], False), AnswerTokens(list(b"no"), True)]
+    assert source.rewards(0, answers, "step 1") == [1.0, 0.0]
+    assert source.shown(0, answers)["answers"] == ["yes", "no"]
 
 
 def test_steps_that_share_answers_take_the_same_prompts() -> None:

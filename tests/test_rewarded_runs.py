@@ -41,7 +41,7 @@ CASES = {
     "kl": ("train.kl=0.1", "train.temperature=0.8"),
     "gpt2": (*GPT2, "train.top_k=20", "model.dropout=0.1"),
     "lora": ("lora.rank=2", "train.kl=0.2", "train.scale_rewards=false"),
-    "updates": ("train.updates_per_answer=2", "train.num_steps=4", "train.clip=0.01", "train.answer_mean=limit"),
+    "updates": ("train.updates_per_answer=2", "train.num_steps=4", "train.clip=0.03", "train.answer_mean=limit"),
 }
 SLOW = [
     ("plain", "dp_replicate=2", 2, "1"),
@@ -112,7 +112,7 @@ def test_every_layout_walks_the_trajectory_of_one_process(
     for mine, other in zip(rows, others, strict=True):  # advantages add up to 0, and the first loss is their rounding
         numbers = ([math.nan if row[name] is None else row[name] for name in names] for row in (mine, other))
         assert next(numbers) == pytest.approx(next(numbers), rel=1e-9, abs=1e-12, nan_ok=True)
-    assert min(row["grad_norm"] for row in rows) > 1e-3
+    assert max(row["grad_norm"] for row in rows) > 1e-4
     assert case != "updates" or rows[1]["clipped"] > 0 == rows[2]["clipped"]
     assert answers_of(found.path) == answers_of(expected.path)
     assert len({row["reward"] for row in rows}) > 1
@@ -135,11 +135,14 @@ def test_a_run_that_is_resumed_is_bitwise_that_which_was_not(runs: Runs, case: s
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_goes_on_bitwise(runs: Runs) -> None:
-    """Fault: what a rank has drawn before it died decides what it draws afterwards."""
-    words = ("parallel.dp_replicate=2", "train.precision=fp32", "train.num_steps=6", "checkpoint.every=2")
+@pytest.mark.parametrize(("case", "fault"), [("plain", "killed 5"), ("updates", "asked_to_stop 3")])
+def test_a_run_that_is_killed_or_stopped_goes_on_bitwise(runs: Runs, case: str, fault: str) -> None:
+    """Fault: what a rank has drawn before it died decides what it draws afterwards; a save parts steps that share
+    answers."""
+    words = ("parallel.dp_replicate=2", "train.precision=fp32", *CASES[case], "train.num_steps=6", "checkpoint.every=2")
     whole = runs.run(2, *words)
-    runs.start(2, *words, fault="killed 5")
+    assert any(code != 0 for code in runs.start(2, *words, fault=fault).codes)
+    assert len(runs.last().read_metrics()) < 6
     found = runs.run(2, *words, resume=True)
     assert losses(found) == losses(whole)
     assert answers_of(found.path) == answers_of(whole.path)
@@ -147,9 +150,15 @@ def test_a_run_that_is_killed_goes_on_bitwise(runs: Runs) -> None:
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "grpo"
 WORDS_OF_TWO = (
-    *("data.corpus=two.jsonl", "data.validation=two.jsonl", "data.tokenizer=letters.json", "data.reward=exact"),
-    *("model.hidden_dim=32", "model.seq_len=80", "train.precision=fp32", "train.num_steps=150", "train.eval_every=75"),
+    *(
+        "data.corpus=two.jsonl",
+        "data.validation=two.jsonl",
+        "data.tokenizer=letters.json",
+        "data.reward=letter:letters",
+    ),
+    *("model.hidden_dim=32", "model.seq_len=80", "train.precision=fp32", "train.num_steps=160", "train.eval_every=80"),
     *("train.global_batch_size=12", "train.group_size=16", "train.new_tokens=3", "optimizer.learning_rate=3e-3"),
+    "train.scale_rewards=false",
 )
 
 
@@ -157,6 +166,7 @@ WORDS_OF_TWO = (
 def test_rewards_rise_and_a_run_is_scored(runs: Runs) -> None:
     """Fault: an advantage has the wrong sign, or evaluate writes other answers than a validation."""
     shutil.copy(EXAMPLE / "letters.json", runs.project)
+    shutil.copy(EXAMPLE / "judge.py", runs.project / "letter.py")
     lines = [{"prompt": one + other, "answer": other + one} for one in "abcdef" for other in "abcdef"]
     (runs.project / "two.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     rows = runs.run(1, *WORDS_OF_TWO).read_metrics()

@@ -25,8 +25,9 @@ ENDED = math.inf
 
 READING = "reading"
 """The section in which a rank waits for its samples."""
-PREPARATION, SCRIPT = "preparation", "script"
-"""The sections in which ranks wait until data is prepared, and in which an own loop has not taken a step."""
+PREPARATION, SCRIPT, ANSWERS = "preparation", "script", "answers"
+"""The sections in which ranks wait until data is prepared, in which an own loop has not taken a step, and in which the
+model writes answers that get rewards."""
 
 GROUPS, SECTIONS = 16, 12
 """Rows of a page for process groups, and for sections. Further ones are not on the page."""

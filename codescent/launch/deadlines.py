@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 
 from codescent.base.page import Page
-from codescent.base.progress import ENDED, PREPARATION, SCRIPT
+from codescent.base.progress import ANSWERS, ENDED, PREPARATION, SCRIPT
 
 FACTOR, FLOOR_S = 5.0, 6.0
 """A deadline is this factor times the median of the part so far, and no less than the floor."""
@@ -17,8 +17,9 @@ START_S, FIRST_S = 600.0, 300.0
 """Before the first step; and in a part that has not ended once, such as a first step that compiles, a first save."""
 MOST_S = 600.0
 """The cap, where parallel.timeout_s is not known."""
-UNBOUNDED = {SCRIPT, PREPARATION}
-"""Sections of which nobody knows how long they take: an own loop before its first step, the preparation of data."""
+UNBOUNDED = {SCRIPT, PREPARATION, ANSWERS}
+"""Sections of which nobody knows how long they take: an own loop before its first step, the preparation of data, the
+answers of a model with their rewards, which have a limit of their own."""
 KEPT = 50
 
 

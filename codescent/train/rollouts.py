@@ -15,6 +15,7 @@ import torch
 
 from codescent.base.agreement import decided, together
 from codescent.base.errors import RunFailed, UserError
+from codescent.base.progress import ANSWERS, OwnPage
 from codescent.data.loader import Batch, Portion
 from codescent.data.prepared import SPLITS
 from codescent.data.samples import AnswerTokens, Numbers, PromptSource
@@ -33,6 +34,8 @@ from codescent.train.kept_answers import KeptAnswers
 from codescent.train.open import OpenRun
 from codescent.train.trainer import Trainer
 
+KNOWN = ("begins_BT", "ends_BM", "spans_BT")
+"""What is known of samples before their rewards and log-probabilities are."""
 Written = list[list[AnswerTokens]]
 """The answers to each of several prompts."""
 
@@ -156,20 +159,24 @@ class _Training:
         first = self.run.plan.samples(self.run.world.this_rank.rank, 0).start * policy.group
         one = Sampling(policy.temperature, policy.top_k, policy.top_p, seed=seed, max_new_tokens=policy.new_tokens)
         samplings = [replace(one, number=first + place) for place in range(len(numbers) * policy.group)]
-        answered = rewarded(self.writer, numbers, samplings, f"step {step + 1}")
+        with _in_section(ANSWERS):
+            answered = rewarded(self.writer, numbers, samplings, f"step {step + 1}")
         self.kept.training(step + 1, numbers, *answered)
         batches = batches_of(self.writer.source, numbers, *answered, [len(one.inputs) for one in portion.batches])
-        return replace(portion, batches=[self._compared(batch) for batch in batches])
+        return replace(portion, batches=self._compared(batches))
 
-    def _compared(self, batch: Batch) -> Batch:
-        """The batch with the log-probabilities of its tokens that the loss compares with."""
-        logs = dict[str, torch.Tensor]()
+    def _compared(self, batches: list[Batch]) -> list[Batch]:
+        """The batches with the log-probabilities of their tokens that the loss compares with."""
         if self.writer.policy.updates > 1:
-            logs["old_BT"] = logs_of(self.executor, batch)
+            batches = self._with_logs(batches, "old_BT")
         if self.initial is not None:
             with self.initial.in_place_of_weights():
-                logs["reference_BT"] = logs_of(self.executor, batch)
-        return replace(batch, extras={**batch.extras, **logs})
+                batches = self._with_logs(batches, "reference_BT")
+        return batches
+
+    def _with_logs(self, batches: list[Batch], name: str) -> list[Batch]:
+        """The batches with the log-probability of each token by the present weights."""
+        return [replace(one, extras={**one.extras, name: logs_of(self.executor, one)}) for one in batches]
 
 
 class _Validation:
@@ -182,11 +189,24 @@ class _Validation:
         assert portion.numbers is not None
         numbers, number = portion.numbers, self.writer.executor.number + 1
         samplings = [Sampling(temperature=0.0, max_new_tokens=self.writer.policy.new_tokens)] * len(numbers)
-        answered = rewarded(self.writer, numbers, samplings, f"validation after step {number}")
+        with _in_section(ANSWERS):
+            answered = rewarded(self.writer, numbers, samplings, f"validation after step {number}")
         batches = batches_of(self.writer.source, numbers, *answered, [len(numbers)])
         if step == 0:
             self.kept.validation(number, numbers, *answered)
         return replace(portion, batches=batches)
+
+
+@contextmanager
+def _in_section(section: str) -> Iterator[None]:
+    """A block that the page of this rank shows as a section: nobody knows how long answers and their rewards take."""
+    page = OwnPage.current
+    before = "" if page is None else page.enter(section)
+    try:
+        yield
+    finally:
+        if page is not None:
+            page.enter(before)
 
 
 def rewarded(
@@ -245,7 +265,7 @@ def batches_of(
 
 def logs_of(executor: Executor, batch: Batch) -> torch.Tensor:
     """The log-probability of each token of answers by the present weights, [B, T]. Collective."""
-    without = {name: value for name, value in batch.extras.items() if name not in ("rewards_BG", "cut_BG")}
+    without = {name: value for name, value in batch.extras.items() if name in KNOWN}
     with executor.evaluating() as evaluate:
         return evaluate(replace(batch, extras=without))
 

@@ -17,6 +17,7 @@ def test_a_deadline_follows_what_the_part_took_in_this_run() -> None:
     assert found.of(Page(position=0.5)) == FIRST_S
     assert found.of(Page(position=0.5, section="save")) == FIRST_S
     assert found.of(Page(section="preparation")) == found.of(Page(section="script")) == math.inf
+    assert found.of(Page(position=0.5, section="answers")) == math.inf  # a function of rewards may take a minute
     for look in range(40):  # four steps of 4 s each, after one of 60 s; every rank's first look counts nothing
         now_s, step = 60.0 + look, look // 4 + 1
         found.learn({0: Page(position=step + 0.1), 1: Page(position=ENDED)}, now_s if look else 0.0)
