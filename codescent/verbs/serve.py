@@ -83,7 +83,12 @@ def _service(arguments: Namespace) -> ModelService:
     from codescent.serving.engine_thread import EngineThread
 
     log = None if arguments.log is None else RequestLog(arguments.log)
-    opened = open_engine(arguments.run, **which, device=arguments.device, rows=arguments.rows)
+    try:
+        opened = open_engine(arguments.run, **which, device=arguments.device, rows=arguments.rows)
+    except BaseException:
+        if log is not None:
+            log.undo()
+        raise
     watch = Watch()
     thread = EngineThread(opened.engine, arguments.rows, arguments.waiting, watch)
     watch.add_engine(opened.engine, lambda: thread.open)
