@@ -4,8 +4,8 @@ Does not know what the work is."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable
+from typing import TypeVar
 
 from starlette.types import Receive
 
@@ -45,7 +45,7 @@ async def body_of(receive: Receive, length: str | None, most_bytes: int) -> byte
     return b"".join(pieces)
 
 
-async def until_hang_up(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def until_hang_up(receive: Receive, work: Awaitable[T]) -> T:
     """Do the work; it is cancelled when the client hangs up. Raises HungUp, and what the work raises."""
     task, watch = asyncio.ensure_future(work), asyncio.ensure_future(_closed(receive))
     try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from codescent import models
 from codescent.base.errors import UserError
 from codescent.base.extra import library
-from codescent.base.output import note, progress
+from codescent.base.output import note, progress, tolerate_write_errors
 from codescent.base.token import secret_of
 from codescent.build import saved_plan
 from codescent.record import PLAN, RunFolder
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 TOKEN_FILE = Path("~/.codescent/serve_token")
 """Where the token is that clients of other machines must know, unless --token-file names another file."""
 WHAT = "codescent serve"
+INSTEAD = "name another file: --token-file FILE"
 LIBRARIES = ("starlette", "uvicorn", "prometheus_client")
 
 
@@ -35,6 +36,7 @@ def main(arguments: Namespace) -> int:
     with listening:
         token = _token(arguments, is_loopback=http_server.is_loopback(listening))
         service = _service(arguments)
+        tolerate_write_errors()  # it goes on if nobody reads what it says
         url = http_server.url_of(listening)
         named = ", ".join(filter(None, [service.name, service.which]))
         say = [
@@ -51,7 +53,9 @@ def _token(arguments: Namespace, *, is_loopback: bool) -> str | None:
     if is_loopback and arguments.token_file is None:
         return None
     path = (arguments.token_file or TOKEN_FILE).expanduser()
-    token = secret_of(path, f"{path}: the token of clients", "name another file: --token-file FILE")
+    token = secret_of(path, f"{path}: the token of clients", INSTEAD)
+    if len(token.split()) > 1:
+        raise UserError(f"{path}: a token of clients is one word; {INSTEAD}")
     note(f"clients need the token in {path}: Authorization: Bearer TOKEN")
     if not is_loopback:
         note("without encryption others on the network can read tokens and texts: put a proxy with TLS before it")
