@@ -90,6 +90,28 @@ def test_a_log_that_cannot_be_reported_is_refused(tmp_path: Path, words: tuple[s
     assert not (tmp_path / "report.html").exists()
 
 
+def test_lines_with_absurd_numbers_are_left_out(tmp_path: Path) -> None:
+    """Fault: one line of a log ends the report in a traceback: a division by 0, a date without a year, exp(1000)."""
+    make_run(tmp_path / "run", steps=20)
+    log = write_log(tmp_path / "log.jsonl", 70, lambda n: 1 + n % 3, lambda _: 1000.5)
+    good = json.loads(log.read_text().splitlines()[0])
+    changes: list[dict[str, Any]] = [
+        {"prompt_tokens": [], "prompt_losses": [], "tokens": []},
+        {"time_s": 1e300}, {"time_s": math.nan}, {"time_s": "1"}, {"seconds": math.inf}, {"seconds": -1.0},
+        {"prompt_tokens": [10**400]}, {"prompt_tokens": [math.inf], "prompt_losses": [1]}, {"tokens": [-3]},
+        {"prompt_tokens": [5], "prompt_losses": [10**400]}, {"which": 7}, {"finish": []},
+    ]  # fmt: skip
+    with log.open("a") as file:
+        for change in changes:
+            file.write(json.dumps({**good, **change}) + "\n")
+        file.write(json.dumps({**good, "which": f"step {'9' * 5000}"}) + "\n")
+    prompts, damaged = read_log(log)
+    assert (len(prompts), damaged) == (71, len(changes))
+    done = called(tmp_path, "report", "run", "--requests", str(log), "--markdown")
+    assert done.returncode == 0, done.stderr
+    assert f"{len(changes)} lines of the log cannot be read, and are left out" in done.stdout
+
+
 def test_few_or_no_requests_are_said_to_be_few(tmp_path: Path) -> None:
     """Fault: a division by zero, or a claim of five requests."""
     make_run(tmp_path / "run", steps=20)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import math
 import socket
 import time
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from codescent.serving import connection, http_server
 from codescent.serving.engine_thread import RequestFlight
 from codescent.serving.refused import RefusedRequest
 from codescent.serving.request_log import Entry, RequestLog
-from codescent.serving.watch import Watch
+from codescent.serving.watch import Watch, quantile
 
 GREEDY = {"model": "tiny", "prompt": "ab", "max_tokens": 8, "temperature": 0}
 COMPLETIONS = "/v1/completions"
@@ -176,6 +177,14 @@ def test_times_of_tokens_are_those_of_the_engine() -> None:
     asyncio.run(arrive())
     assert b"codescent_generated_tokens_total 3.0" in watch.text()
     assert b"codescent_time_to_first_token_seconds_count 1.0" in watch.text()
+
+
+def test_a_quantile_is_a_value_that_enough_others_do_not_exceed() -> None:
+    """Fault: the 95 % of few requests is a time that more of them exceed."""
+    times = [3.0, 1.0, 2.0, 4.0, 5.0]
+    assert [quantile(times, share) for share in (0.2, 0.5, 0.9, 0.95)] == [1.0, 3.0, 5.0, 5.0]
+    assert quantile([7.0], 0.5) == 7.0
+    assert math.isnan(quantile([], 0.5))
 
 
 class _Panics(Scripted):
