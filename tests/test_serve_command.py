@@ -152,6 +152,7 @@ def test_requests_are_logged_only_where_a_user_asks_for_it(project: Path, tmp_pa
         (("serve", "runs/text", "--step", "7"), "step 7"),
         (("serve", "runs/text", "--host", "192.0.2.1"), "--host 192.0.2.1: Cannot assign requested address"),
         (("serve", "runs/text", "--host", "no.such.host.invalid"), "--host no.such.host.invalid: "),
+        (("serve", "runs/text", "--rows", "99999999999"), "--rows 99999999999: at most 4,096; more requests may wait"),
         (("serve", "runs/text", "--port", "70000"), "'70000' is no port: at most 65535"),
         (("serve", "runs/text", "--log", "absent/log"), "--log absent/log: "),
         (("serve", "runs/absent", "--log", "new.log"), "runs/absent: no such run folder"),

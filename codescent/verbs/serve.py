@@ -23,11 +23,15 @@ TOKEN_FILE = Path("~/.codescent/serve_token")
 """Where the token is that clients of other machines must know, unless --token-file names another file."""
 WHAT = "codescent serve"
 INSTEAD = "name another file: --token-file FILE"
+MOST_ROWS = 4096
+"""The most texts at a time. Each has a row in every pass, and a list of pages."""
 LIBRARIES = ("starlette", "uvicorn", "prometheus_client")
 
 
 def main(arguments: Namespace) -> int:
     """Open the model, listen, and serve until SIGTERM or Ctrl-C."""
+    if arguments.rows > MOST_ROWS:
+        raise UserError(f"--rows {arguments.rows}: at most {MOST_ROWS:,}; more requests may wait: --waiting N")
     for name in LIBRARIES:
         library(name, WHAT, "serve")
     from codescent.serving import http_server
