@@ -76,6 +76,10 @@ def test_the_page_has_figures_and_no_text_of_a_user(tmp_path: Path) -> None:
         (("run", "other", "--requests", "log"), "--requests: is about the model of one run"),
         (("run", "--requests", "absent"), "--requests absent: "),
         (("run", "--requests", "."), "--requests ."),
+        (
+            ("run", "--requests", "run/metrics.jsonl"),
+            "--requests run/metrics.jsonl: is no log of `codescent serve --log`",
+        ),
         (("--requests", "log"), "give run folders"),
     ],
 )
@@ -135,6 +139,13 @@ def test_distances_and_chances_are_those_of_the_formulas() -> None:
         a, b = random.normal(size=(2, 60))
         surprises += chance(two_samples(list(a), list(b)), 60, 60) < 0.05
     assert 5 <= surprises <= 32, "about 5 % of 400"
+
+
+def test_windows_without_spread_differ_by_any_difference(tmp_path: Path) -> None:
+    """Fault: prompts that are all alike, and then all alike otherwise, are said not to drift."""
+    log = write_log(tmp_path / "log.jsonl", 60, lambda _: 9, lambda n: 2.0 + (n >= 30))
+    first, second = windows(read_log(log)[0])
+    assert (first.loss_chance, second.loss_chance) == (1.0, 0.0)
 
 
 def test_windows_weigh_prompts_by_their_tokens(tmp_path: Path) -> None:

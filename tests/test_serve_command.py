@@ -160,6 +160,7 @@ def test_requests_are_logged_only_where_a_user_asks_for_it(project: Path, tmp_pa
         (("serve", "runs/text", "--token-file", "two"), "two: a token of clients is one word; name another file"),
         (("serve", "runs/text", "--token-file", "pipe"), "pipe: the token of clients cannot be stored there"),
         (("chat", "runs/text", "--system", "x"), "--system: text has no chat template, which would write it"),
+        (("chat", "runs/chat", "--system", "\udcff"), "--system: the text holds half of a surrogate pair"),
         (("chat", "runs/text", "--top-p", "2"), "--top-p 2.0: must be in (0, 1]"),
         (("chat", "runs/nochat"), "runs/nochat/chat.json: missing"),
     ],

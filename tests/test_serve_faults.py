@@ -18,14 +18,16 @@ from typing import Any
 
 import psutil
 import pytest
-from served import Scripted, Served, engine, served
+from served import Scripted, Served, engine, opened, served
 
 from codescent.base.errors import UserError
+from codescent.data.tokenizers.tokenizer import ByteTokenizer
 from codescent.inference.request import Finish, Output, Sampling
 from codescent.serving import connection, http_server
-from codescent.serving.engine_thread import RequestFlight
+from codescent.serving.engine_thread import EngineThread, RequestFlight
 from codescent.serving.refused import RefusedRequest
 from codescent.serving.request_log import Entry, RequestLog
+from codescent.serving.service import ModelService
 from codescent.serving.watch import Watch, quantile
 
 GREEDY = {"model": "tiny", "prompt": "ab", "max_tokens": 8, "temperature": 0}
@@ -212,6 +214,35 @@ def test_a_prompt_that_breaks_a_library_ends_its_request_alone() -> None:
         script.fails = KeyboardInterrupt("panic")  # type: ignore[assignment]
         assert server.post(COMPLETIONS, GREEDY)[0] == 500
         server.join()
+
+
+class _Panic(BaseException):
+    """What tokenizers raise where their code in Rust is wrong."""
+
+
+class _Tokenizer(ByteTokenizer):
+    def encode(self, text: str) -> Any:
+        if text == "x":
+            raise _Panic("index out of bounds")
+        return super().encode(text)
+
+
+def test_a_fault_of_a_tokenizer_is_answered_and_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """Fault: an error in another form than OpenAI's, and not a word for who runs the server."""
+    found = opened(Scripted(), _Tokenizer())
+    thread = EngineThread(found.engine, 4, 8, Watch())
+    server = Served(ModelService("tiny", "", thread.watch, found, thread))
+    try:
+        status, body, headers = server.post(COMPLETIONS, {**GREEDY, "prompt": "x"})
+        assert (status, body["error"]["type"]) == (500, "server_error")
+        assert headers["x-request-id"] in body["error"]["message"]
+        assert server.post(COMPLETIONS, GREEDY)[0] == 200
+    finally:
+        server.stop()
+        server.join()
+    said = capsys.readouterr().err
+    assert said.startswith(f"request {headers['x-request-id']}: POST {COMPLETIONS}: Traceback")
+    assert "index out of bounds" in said
 
 
 def entry(number: int) -> Entry:

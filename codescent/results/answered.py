@@ -48,7 +48,7 @@ class AnsweredPrompt:
 def read_log(path: Path) -> tuple[list[AnsweredPrompt], int]:
     """The prompts of a log in the order of time, and how many lines are damaged.
 
-    Raises UserError: it cannot be read.
+    Raises UserError: it cannot be read, or has lines of another kind alone.
     """
     found, damaged = list[AnsweredPrompt](), 0
     try:
@@ -60,6 +60,8 @@ def read_log(path: Path) -> tuple[list[AnsweredPrompt], int]:
                     damaged += 1
     except OSError as error:
         raise UserError(f"--requests {path}: {in_words(error)}") from error
+    if damaged and not found:
+        raise UserError(f"--requests {path}: is no log of `codescent serve --log`: none of its lines is an answer")
     return sorted(found, key=lambda one: one.time_s), damaged
 
 

@@ -3,6 +3,7 @@ Does not know the endpoints (app.py does)."""
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import traceback
 from collections.abc import Collection
@@ -75,7 +76,9 @@ class Guard:
             said = f"there is no {scope['method']} {scope['path'][:100]} here"
             refused = RefusedRequest(error.status_code, said, allow=(error.headers or {}).get("Allow"))
             await _answer(refused, scope, receive, watched)
-        except Exception:
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # also what a library in Rust raises in a panic
             asked = one_line(f"{scope['method']} {scope['path'][:100]}")
             warn(f"request {identity}: {asked}: {traceback.format_exc()}")
             if not status:

@@ -40,6 +40,7 @@ def main(arguments: Namespace) -> int:
         seed=arguments.seed,
         max_new_tokens=arguments.tokens,
     )
+    _refuse_bytes("--system: the text", arguments.system or "")
     if problems := [f"--{problem.replace('_', '-', 1)}" for problem in sampling.problems()]:
         raise UserError(*problems)
     opened = open_engine(
@@ -135,10 +136,14 @@ class Session:
     def _save(self, name: str) -> bool:
         if not name:
             raise UserError(f"/save: give the name of a file, such as talk{self._talk.suffix}")
-        path = expanded(name)
+        path, text = expanded(name), self._talk.saved().encode()
         try:
             with writing.open_new(path, within=path.parent) as file:
-                writing.write_all(file, self._talk.saved().encode())
+                try:
+                    writing.write_all(file, text)
+                except OSError:  # half of a conversation would look like all of it
+                    writing.remove_file(path)
+                    raise
         except FileExistsError as error:
             raise UserError(f"/save {name}: is there already; give another name") from error
         except ValueError as error:  # a character that names of files cannot have
