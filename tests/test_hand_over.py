@@ -23,7 +23,7 @@ from codescent.inference.request import Sampling
 pytestmark = pytest.mark.slow
 
 FEW = ("train.num_steps=2", "train.eval_every=0")
-LONG = ("train.num_steps=200", "train.eval_every=0", "data.seq_len=64", "model.seq_len=64")
+LONG = ("train.num_steps=40", "train.eval_every=0", "data.seq_len=64", "model.seq_len=64")
 KINDS = {
     "gpt2": (),
     "llama": ("model.kind=llama", "model.ffn_dim=48", "model.num_kv_heads=1"),
@@ -96,7 +96,9 @@ def test_llama_cpp_gives_our_tokens(project: Path, name: str) -> None:
     subprocess.run([*program, "--outtype", "f32"], capture_output=True, check=True)
     params = server_of.CommonParams()
     params.model.path, params.n_ctx, params.cpuparams.n_threads, params.warmup = str(file), 64, 1, False
-    params.use_jinja = True
+    params.use_jinja, wide = True, server_of.ggml_type.GGML_TYPE_F32
+    params.cache_type_k = params.cache_type_v = wide
+    params.flash_attn_type = server_of.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     theirs, opened = server_of.Server(params), open_engine(project / "runs" / f"long-{name}")
     for words in ("many workers one", "one descent", "loss gradient step rank"):
         asked = {"max_tokens": 16, "temperature": 0, "logprobs": True, "top_logprobs": 1}
