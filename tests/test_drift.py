@@ -76,6 +76,10 @@ def test_the_page_has_figures_and_no_text_of_a_user(tmp_path: Path) -> None:
         (("run", "other", "--requests", "log"), "--requests: is about the model of one run"),
         (("run", "--requests", "absent"), "--requests absent: "),
         (("run", "--requests", "."), "--requests ."),
+        (
+            ("run", "--requests", "run/metrics.jsonl"),
+            "--requests run/metrics.jsonl: is no log of `codescent serve --log`",
+        ),
         (("--requests", "log"), "give run folders"),
     ],
 )
@@ -88,6 +92,28 @@ def test_a_log_that_cannot_be_reported_is_refused(tmp_path: Path, words: tuple[s
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
     assert not (tmp_path / "report.html").exists()
+
+
+def test_lines_with_absurd_numbers_are_left_out(tmp_path: Path) -> None:
+    """Fault: one line of a log ends the report in a traceback: a division by 0, a date without a year, exp(1000)."""
+    make_run(tmp_path / "run", steps=20)
+    log = write_log(tmp_path / "log.jsonl", 70, lambda n: 1 + n % 3, lambda _: 1000.5)
+    good = json.loads(log.read_text().splitlines()[0])
+    changes: list[dict[str, Any]] = [
+        {"prompt_tokens": [], "prompt_losses": [], "tokens": []},
+        {"time_s": 1e300}, {"time_s": math.nan}, {"time_s": "1"}, {"seconds": math.inf}, {"seconds": -1.0},
+        {"prompt_tokens": [10**400]}, {"prompt_tokens": [math.inf], "prompt_losses": [1]}, {"tokens": [-3]},
+        {"prompt_tokens": [5], "prompt_losses": [10**400]}, {"which": 7}, {"finish": []},
+    ]  # fmt: skip
+    with log.open("a") as file:
+        for change in changes:
+            file.write(json.dumps({**good, **change}) + "\n")
+        file.write(json.dumps({**good, "which": f"step {'9' * 5000}"}) + "\n")
+    prompts, damaged = read_log(log)
+    assert (len(prompts), damaged) == (71, len(changes))
+    done = called(tmp_path, "report", "run", "--requests", str(log), "--markdown")
+    assert done.returncode == 0, done.stderr
+    assert f"{len(changes)} lines of the log cannot be read, and are left out" in done.stdout
 
 
 def test_few_or_no_requests_are_said_to_be_few(tmp_path: Path) -> None:
@@ -113,6 +139,13 @@ def test_distances_and_chances_are_those_of_the_formulas() -> None:
         a, b = random.normal(size=(2, 60))
         surprises += chance(two_samples(list(a), list(b)), 60, 60) < 0.05
     assert 5 <= surprises <= 32, "about 5 % of 400"
+
+
+def test_windows_without_spread_differ_by_any_difference(tmp_path: Path) -> None:
+    """Fault: prompts that are all alike, and then all alike otherwise, are said not to drift."""
+    log = write_log(tmp_path / "log.jsonl", 60, lambda _: 9, lambda n: 2.0 + (n >= 30))
+    first, second = windows(read_log(log)[0])
+    assert (first.loss_chance, second.loss_chance) == (1.0, 0.0)
 
 
 def test_windows_weigh_prompts_by_their_tokens(tmp_path: Path) -> None:

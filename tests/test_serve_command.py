@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import select
 import signal
 import socket
 import subprocess
@@ -151,15 +153,25 @@ def test_requests_are_logged_only_where_a_user_asks_for_it(project: Path, tmp_pa
         (("serve", "runs/text", "--step", "7"), "step 7"),
         (("serve", "runs/text", "--host", "192.0.2.1"), "--host 192.0.2.1: Cannot assign requested address"),
         (("serve", "runs/text", "--host", "no.such.host.invalid"), "--host no.such.host.invalid: "),
+        (("serve", "runs/text", "--rows", "99999999999"), "--rows 99999999999: at most 4,096; more requests may wait"),
         (("serve", "runs/text", "--port", "70000"), "'70000' is no port: at most 65535"),
         (("serve", "runs/text", "--log", "absent/log"), "--log absent/log: "),
+        (("serve", "runs/absent", "--log", "new.log"), "runs/absent: no such run folder"),
+        (("serve", "runs/text", "--host", ".."), "--host ..: is no name of a host; give an address of this machine"),
+        (("serve", "runs/text", "--token-file", "two"), "two: a token of clients is one word; name another file"),
+        (("serve", "runs/text", "--token-file", "pipe"), "pipe: the token of clients cannot be stored there"),
         (("chat", "runs/text", "--system", "x"), "--system: text has no chat template, which would write it"),
+        (("chat", "runs/chat", "--system", "\udcff"), "--system: the text holds half of a surrogate pair"),
         (("chat", "runs/text", "--top-p", "2"), "--top-p 2.0: must be in (0, 1]"),
         (("chat", "runs/nochat"), "runs/nochat/chat.json: missing"),
     ],
 )
 def test_what_cannot_be_served_is_refused_in_a_line(project: Path, words: tuple[str, ...], said: str) -> None:
     """Fault: a traceback, a process that listens without a model, or half a start."""
+    if not (project / "two").exists():
+        (project / "two").write_text("two words\n")
+        (project / "two").chmod(0o600)
+        os.mkfifo(project / "pipe", 0o600)
     for name, left_out in (("bare", "tokenizer.json"), ("nochat", "chat.json")):
         if not (project / "runs" / name).exists():
             source = project / "runs" / ("text" if name == "bare" else "chat")
@@ -170,6 +182,7 @@ def test_what_cannot_be_served_is_refused_in_a_line(project: Path, words: tuple[
     assert said in done.stderr
     assert done.stderr.count("\n") == 1 or "usage" in done.stderr
     assert "Traceback" not in done.stderr
+    assert not (project / "new.log").exists()
 
 
 def test_a_port_in_use_is_said_before_the_model_is_read(project: Path) -> None:
@@ -234,6 +247,85 @@ def test_a_model_without_a_template_goes_on_with_the_text(project: Path, tmp_pat
     assert "/system: the model has no chat template, which would write it" in done.stderr
     assert "without a chat template: it continues the text that you begin" in done.stderr
     assert len(done.stdout.splitlines()) >= 3
+
+
+def test_lines_that_cannot_be_read_leave_the_session_as_it_is(project: Path) -> None:
+    """Fault: bytes that are no UTF-8 take other lines with them, or a name of a file ends the session."""
+    lines = b"many\n\xff\xfe\n/save a\0b\n/save runs\nworkers\n/system \xff\n"
+    program = [sys.executable, "-m", "codescent", "chat", "runs/chat", "--tokens", "2", "--temperature", "0"]
+    done = subprocess.run(program, cwd=project, env=environment(), input=lines, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.decode().splitlines()[1:] if not line.startswith("(ended by")]
+    assert said[0].endswith("or bytes that are not UTF-8")
+    assert said[1] == r"/save a\x00b: is no name of a file"
+    assert said[2] == "/save runs: is there already; give another name"
+    assert said[3].startswith("/system: the text holds half of")
+    assert len(said) == 4
+    endless = subprocess.run(
+        program, cwd=project, env=environment(), input=b"a" * (1 << 23), capture_output=True, check=False
+    )
+    assert (endless.returncode, endless.stdout) == (2, b"")
+    assert b"error: the input: a line has 8,388,608 characters or more" in endless.stderr
+
+
+def test_ctrl_c_at_the_prompt_leaves_the_session(project: Path) -> None:
+    """Fault: a Ctrl-C that comes after the end of an answer ends the session, and the conversation is lost."""
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "codescent", "chat", "runs/chat", "--tokens", "2"],
+        cwd=project, env=environment(), stdin=follower, stdout=follower, stderr=follower, start_new_session=True,
+    )  # fmt: skip
+    os.close(follower)
+    shown = b""
+
+    def until(words: bytes, *, by_signals: bool = False) -> None:
+        nonlocal shown
+        while words not in shown:
+            if select.select([leader], [], [], 0.2)[0]:
+                shown += os.read(leader, 1000)
+            elif by_signals:  # readline does not see one that comes just before it waits
+                os.kill(process.pid, signal.SIGINT)
+        shown = shown.partition(words)[2]
+
+    try:
+        until(b"> ")
+        until(b"(/exit or Ctrl-D ends)", by_signals=True)
+        until(b"> ")
+        os.write(leader, b"/help\n")
+        until(b"/save")
+        until(b"> ")
+        os.write(leader, b"/exit\n")
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(leader)
+
+
+def test_a_server_that_nobody_listens_to_ends_by_a_signal(project: Path) -> None:
+    """Fault: where the standard error is closed, a message about SIGTERM ends the handler, and the server goes on."""
+    reading, writing = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "codescent", "serve", "runs/text", "--port", "0"],
+        cwd=project, env=environment(), stdout=subprocess.PIPE, stderr=writing, text=True,
+    )  # fmt: skip
+    os.close(writing)
+    os.close(reading)
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().rpartition(" at ")[2].strip()
+        body = {"model": "text", "prompt": "m", "max_tokens": 60, "n": 8, "stream": True}
+        request = urllib.request.Request(
+            f"{url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert answer.readline()
+            process.send_signal(signal.SIGTERM)
+            assert answer.read().endswith(b"data: [DONE]\n\n")
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_old_messages_are_left_out_where_the_context_is_full(project: Path) -> None:

@@ -115,6 +115,36 @@ def test_an_answer_can_be_stopped_in_the_page(page: tuple[Any, list[str]]) -> No
         assert said == []
 
 
+def test_an_answer_that_breaks_off_is_not_taken_for_a_whole_one(page: tuple[Any, list[str]]) -> None:
+    """Fault: where the server ends, half of an answer looks complete; an empty field is sent as 0."""
+    found, _ = page
+    found.add_init_script(CUTS)
+    with served(engine(), chat=chat_tokens()) as server:
+        found.goto(server.url)
+        until(found, "document.title === 'tiny'")
+        found.fill("#words", "hi")
+        found.press("#words", "Enter")
+        found.wait_for_selector("#problem:not([hidden])")
+        assert "closed before the answer was complete" in found.locator("#problem").inner_text()
+        assert found.evaluate("messages.map((one) => one.content)") == ["hi", "half"]
+        found.click("#reset")
+        found.locator("summary").click()
+        found.fill("#temperature", "")
+        found.fill("#words", "again")
+        found.press("#words", "Enter")
+        assert found.evaluate("running === null && messages.length === 0")
+        assert found.input_value("#words") == "again"
+
+
+CUTS = """
+const real = fetch;
+window.fetch = (path, options) => path.includes("completions")
+  ? Promise.resolve(new Response('data: {"choices": [{"delta": {"content": "half"}}]}\\n\\n'))
+  : real(path, options);
+"""
+"""A server that ends within an answer."""
+
+
 def test_a_server_with_a_token_asks_for_it_in_the_page(page: tuple[Any, list[str]]) -> None:
     """Fault: the page cannot be used where the address asks for a token."""
     found, said = page

@@ -169,6 +169,10 @@ WRONG: dict[str, tuple[Any, int, str, str | None]] = {
         "nested 91 levels deep; at most 64",
         None,
     ),
+    "a bias without a float": ({**GREEDY, "logit_bias": {"1": 10**400}}, 400, "a finite number is", "logit_bias"),
+    "options of no stream": (
+        {**GREEDY, "stream_options": {"include_usage": True}}, 400, "has an effect with stream: true", "stream_options",
+    ),
     "an empty stop": ({**GREEDY, "stop": ""}, 400, "an empty text would end every request", "stop"),
 }  # fmt: skip
 
@@ -218,12 +222,15 @@ def test_a_chat_is_written_by_the_template_and_answered() -> None:
         for wrong, said in (
             ({"messages": []}, "messages: a list with at least one message"),
             ({"messages": [{"role": "user"}]}, 'message 1: the "content" of the role "user" is missing'),
+            ({"messages": [{"role": "user", "content": ""}] * 4097}, "messages: 4,097 of them; at most 4,096"),
             ({"max_tokens": 3}, "both say how long the answer may be"),
             ({"top_logprobs": 3}, "needs logprobs: true"),
             ({"tools": [{"type": "function"}]}, "tools: is not supported here"),
             ({"messages": [{"role": "user", "content": "x" * 80}]}, "are more than the 64 that the model reads"),
         ):
             assert said in error_of(server.post(CHATS, {**body, **wrong}))[1]
+        silent = [MESSAGES[1], {"role": "assistant", "content": ""}, MESSAGES[1]]
+        assert server.post(CHATS, {**body, "messages": silent})[0] == 200, "the model may have said nothing"
 
 
 def test_paths_methods_and_kinds_that_are_not_there(server: Served) -> None:

@@ -14,10 +14,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from codescent.base.errors import UserError
+from codescent.base.reading import read_text
 
 TOKEN = "CODESCENT_TOKEN"
 FILE = "~/.codescent/token"
 """The token file, used if no launcher sets TOKEN. Machines need a shared home folder to find the same file."""
+
+
+MOST_BYTES = 1 << 16
+"""The longest secret."""
 
 
 def fresh() -> str:
@@ -47,11 +52,14 @@ def secret_of(path: Path, what: str, instead: str) -> str:
         path = path.expanduser()
         if not path.exists():
             _make(path)
+        token = read_text(path, MOST_BYTES).strip()
         if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise UserError(f"{path}: other users may read this secret: chmod 600 {path}, or {instead}")
-        token = path.read_text(encoding="ascii").strip()
+        token.encode("ascii")
     except (OSError, RuntimeError, ValueError) as error:
-        raise UserError(f"{what} cannot be stored there ({error}): {instead}") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        why = "is no text of ASCII" if isinstance(error, UnicodeError) else why
+        raise UserError(f"{what} cannot be stored there ({why}): {instead}") from error
     if not token:
         raise UserError(f"{path}: is empty: delete it, and a new one is written")
     return token

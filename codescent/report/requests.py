@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 LIKELY = 1.25
 """Prompts are called unlike the validation split if their perplexity surely is more than so many times its own."""
+MOST_NATS = 690.0
 COLUMNS = (
     Column("window", "prompts that follow each other; each window has equally many"),
     Column("from", "time of its first request (UTC)"),
@@ -124,21 +125,26 @@ def _said_of_losses(parts: Sequence[RequestWindow], validation: float) -> Iterat
         return
     last = parts[-1]
     if math.isfinite(validation) and math.isfinite(last.loss):
-        ratio = math.exp(last.loss - validation)
+        ratio = _e_to(last.loss - validation)
         unlike = math.isfinite(last.error) and last.interval[0] - validation > math.log(LIKELY)
         said = "No" if unlike else "Yes, as far as this says"
         yield (
             "",
-            f"{said}: the perplexity of the last window is {of_number(math.exp(last.loss))}, {ratio:.2f} times that of "
-            f"the validation split, {of_number(math.exp(validation))}.",
+            f"{said}: the perplexity of the last window is {of_number(_e_to(last.loss))}, {ratio:.2f} times that of "
+            f"the validation split, {of_number(_e_to(validation))}.",
         )
     elif not math.isfinite(validation):
         yield "", "The run has measured no validation loss, so prompts can be compared with earlier ones only."
     if far := _drifts(parts, "loss_chance"):
-        change = math.exp(parts[far[-1] - 1].loss - parts[0].loss)
+        change = _e_to(parts[far[-1] - 1].loss - parts[0].loss)
         yield "", f"Perplexity drifts: {_named(far)} differ{'s' * (len(far) == 1)} from the first, {change:.2f} times."
     elif len(parts) > 1:
         yield "", "Perplexity does not drift: no window differs from the first by more than chance."
+
+
+def _e_to(loss: float) -> float:
+    """A perplexity, or a ratio of two. Beyond MOST_NATS no float has it."""
+    return math.exp(min(loss, MOST_NATS))
 
 
 def _named(numbers: Sequence[int]) -> str:
@@ -151,8 +157,8 @@ def _table(parts: Sequence[RequestWindow], validation: float) -> Table:
     for at, part in enumerate(parts, 1):
         lengths = [one.prompt_tokens for one in part.prompts]
         seconds = [one.seconds for one in part.prompts]
-        low, high = (math.exp(value) for value in part.interval)
-        perplexity, ratio = math.exp(part.loss), math.exp(part.loss - validation)
+        low, high = (_e_to(value) for value in part.interval)
+        perplexity, ratio = _e_to(part.loss), _e_to(part.loss - validation)
         cut = sum(one.is_cut for one in part.prompts) / len(part.prompts)
         rows.append(
             [
@@ -201,12 +207,12 @@ def _perplexities(parts: Sequence[RequestWindow], validation: float, config: str
 
         figure = Figure(figsize=(width_in, PICTURE_IN[1]), dpi=110, layout="constrained")
         axes = figure.add_subplot()
-        at, losses = np.arange(1, len(parts) + 1), np.array([part.loss for part in parts])
-        low, high = (np.exp([part.interval[end] for part in parts]) for end in (0, 1))
+        at, losses = np.arange(1, len(parts) + 1), [part.loss for part in parts]
+        low, high = ([_e_to(part.interval[end]) for part in parts] for end in (0, 1))
         axes.vlines(at, low, high, color=BLUE, lw=1.5)
-        axes.plot(at, np.exp(losses), color=BLUE, marker="o", ms=4, label="prompts")
+        axes.plot(at, [_e_to(loss) for loss in losses], color=BLUE, marker="o", ms=4, label="prompts")
         if math.isfinite(validation):
-            axes.axhline(math.exp(validation), color=VERMILION, ls=(0, (5, 2)), label="validation split")
+            axes.axhline(_e_to(validation), color=VERMILION, ls=(0, (5, 2)), label="validation split")
         axes.set_ylabel("perplexity (per token)", fontsize=9)
         axes.set_xlabel("window of requests", fontsize=9)
         axes.legend(fontsize=8, frameon=False)

@@ -58,7 +58,8 @@ def windows(prompts: Sequence[AnsweredPrompt]) -> list[RequestWindow]:
     for part in parts:
         mean, error = _loss(part)
         distance = two_samples([one.prompt_tokens for one in parts[0]], [one.prompt_tokens for one in part])
-        far = abs(mean - first[0]) / math.hypot(error, first[1]) if error + first[1] else 0.0
+        apart, spread = abs(mean - first[0]), math.hypot(error, first[1])
+        far = apart / spread if spread else math.inf if apart else 0.0
         by_chance = chance(distance, len(parts[0]), len(part))
         found.append(RequestWindow(part, mean, error, distance, by_chance, math.erfc(far / math.sqrt(2.0))))
     return found

@@ -58,7 +58,7 @@ class _PostOnly:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] != "POST":
-            raise RefusedRequest(405, f"{scope['path']} takes POST, not {scope['method']}")
+            raise RefusedRequest(405, f"{scope['path']} takes POST, not {scope['method']}", allow="POST")
         await self._app(scope, receive, send)
 
 

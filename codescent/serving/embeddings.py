@@ -7,6 +7,7 @@ import asyncio
 import base64
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -26,7 +27,8 @@ class Embeddings:
     """`/v1/embeddings`, as an ASGI application. One request computes at a time; others wait."""
 
     def __init__(self, service: ModelService) -> None:
-        self._service, self._lock, self._open = service, asyncio.Lock(), 0
+        self._service, self._open = service, 0
+        self._thread = ThreadPoolExecutor(1, "embeddings")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Raises RefusedRequest, HungUp."""
@@ -45,7 +47,10 @@ class Embeddings:
             raise RefusedRequest(429, said, code="rate_limit_exceeded", retry_s=1)
         self._open += 1
         try:
-            texts, vectors = await until_hang_up(receive, self._vectors(service.embedder, request.input))
+            computed = asyncio.get_running_loop().run_in_executor(
+                self._thread, _embedded, service.embedder, request.input
+            )
+            texts, vectors = await until_hang_up(receive, computed)
         finally:
             self._open -= 1
         tokens = sum(map(len, texts))
@@ -59,13 +64,9 @@ class Embeddings:
         await JSONResponse(answer, headers=headers)(scope, receive, send)
         service.watch.generated(time.monotonic() - begin_s, tokens)
 
-    async def _vectors(self, embedder: Embedder, inputs: Sequence[str | list[int]]) -> tuple[list[list[int]], Tensor]:
-        """The ids of the texts and their vectors. Raises RefusedRequest: a text cannot be read, or is too long."""
-        async with self._lock:
-            return await asyncio.to_thread(_embedded, embedder, inputs)
-
 
 def _embedded(embedder: Embedder, inputs: Sequence[str | list[int]]) -> tuple[list[list[int]], Tensor]:
+    """The ids of the texts and their vectors. Raises RefusedRequest: a text cannot be read, or is too long."""
     texts = []
     for number, one in enumerate(inputs):
         where = f"input {number + 1}: " if len(inputs) > 1 else "input: "

@@ -1,5 +1,5 @@
 """In: prompts and other work, from the event loop. Out: what each step of the engine gives, back in the loop.
-Does not know HTTP or texts of requests: completions.py and chats.py do."""
+Does not know HTTP or texts of requests: generate.py and prompts.py do."""
 
 from __future__ import annotations
 
@@ -60,7 +60,6 @@ class RequestFlight:
         if isinstance(arrived, Exception):
             raise arrived
         index, output = arrived
-        self._measure(index, output)
         if output.finished is not None:
             self._left.discard(index)
             if output.finished is Finish.ERROR:
@@ -74,7 +73,9 @@ class RequestFlight:
         self._left = set()
 
     def put(self, what: tuple[int, Output] | Exception) -> None:
-        """Called in the event loop, when something has arrived."""
+        """Called in the event loop, when something has arrived. Times are measured here: a client may read later."""
+        if not isinstance(what, Exception):
+            self._measure(*what)
         self._arrived.put_nowait(what)
 
     def rows(self) -> Iterator[tuple[_Row, Wanted]]:
@@ -197,11 +198,10 @@ class EngineThread:
             while self._take():
                 if self._engine.busy:
                     self._give(self._engine.step())
-                if self._beside:
+                for _ in range(len(self._beside)):  # all of them: a log of requests must not fall behind the steps
                     self._beside.popleft()()
-        except Exception as error:
-            said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            self._tell(self._fail, said)
+        except BaseException as error:  # a panic of a library in Rust is no Exception
+            self._tell(self._fail, _in_words(error))
 
     def _take(self) -> bool:
         """Do what has come into the inbox; wait for it if there is nothing else to do. False: the thread shall end."""
@@ -222,6 +222,8 @@ class EngineThread:
                 row.request = self._engine.add(prompt, sampling)
             except UserError as error:
                 return self._tell(flight.put, RefusedRequest(400, "; ".join(error.problems)))
+            except BaseException as error:  # such as a fault of the library of grammars: the other requests go on
+                return self._tell(flight.put, RefusedRequest(500, f"it cannot be begun: {_in_words(error)}"))
             self._by_request[row.request] = row
 
     def _cancel(self, row: _Row) -> None:
@@ -252,6 +254,10 @@ class EngineThread:
         for future in self._calls:
             _settle(future, None, error)
         self.on_failure()
+
+
+def _in_words(error: BaseException) -> str:
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 
 def _hand_out(given: Sequence[tuple[_Row, Output]]) -> None:

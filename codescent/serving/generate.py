@@ -19,7 +19,7 @@ from codescent.inference.prompt_logprobs import prompt_logprobs
 from codescent.serving import prompts
 from codescent.serving.answers import ChatAnswer, CompletionAnswer, GivenText, Json, TextAnswer
 from codescent.serving.engine_thread import EngineThread, RequestFlight
-from codescent.serving.hang_up import body_of, send_in_time, until_hang_up
+from codescent.serving.hang_up import body_of, until_hang_up
 from codescent.serving.prompts import Prepared
 from codescent.serving.refused import RefusedRequest
 from codescent.serving.request_log import Entry
@@ -73,9 +73,8 @@ class Generate(Generic[Form]):
         seconds = time.monotonic() - begin_s
         service.watch.generated(seconds, prepared.num_tokens)
         if service.log is not None:
-            await service.log.write(
-                Entry.of(service.which, self._path, request, prepared.prompts, answer, seconds), thread
-            )
+            entry = Entry.of(service.which, self._path, request, prepared.prompts, answer, seconds)
+            await service.log.write(entry, thread)
 
 
 def completions(service: ModelService) -> Generate[CompletionRequest]:
@@ -147,7 +146,7 @@ async def _send_stream(
 
 
 async def _send(send: Send, data: bytes) -> None:
-    await send_in_time(send, {"type": "http.response.body", "body": data, "more_body": True})
+    await send({"type": "http.response.body", "body": data, "more_body": True})
 
 
 def _event(value: Json) -> bytes:

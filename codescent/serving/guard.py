@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import sys
 import traceback
 from collections.abc import Collection
 from http import HTTPStatus
@@ -16,6 +15,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from codescent.base.output import warn
+from codescent.base.visible import one_line
 from codescent.serving.hang_up import HungUp
 from codescent.serving.refused import RefusedRequest
 from codescent.serving.service import ModelService
@@ -34,8 +34,9 @@ class Guard:
     """Refuses requests by their headers, counts them, and answers errors.
 
     A page of the web could send requests to this machine by its user's browser. So a request to the loopback address
-    must name this machine as its host; else a name of the attacker's may lead here ("DNS rebinding"). And a body must
-    be JSON, which a browser sends elsewhere only if that place allows it.
+    must name this machine as its host; else a name of the attacker's may lead here ("DNS rebinding"). A request that
+    names no host comes from no browser. And a body must be JSON, which a browser sends elsewhere only if that place
+    allows it.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Guard:
         token: str | None,
         hosts: Collection[str] | None,
     ) -> None:
-        """`token`: what the client must know; None: nothing. `hosts`: by which names; None: by any."""
+        """`token`: what the client must know; None: nothing. `hosts`: by which names it may ask; None: by any."""
         self._app, self._service, self._paths, self._token, self._hosts = app, service, paths, token, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -54,15 +55,16 @@ class Guard:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         scope["app"] = self  # so the router raises HTTPException, and answers nothing itself
-        status = 0
+        status, is_whole = 0, False
         identity = secrets.token_hex(8)
 
         async def watched(message: Message) -> None:
-            nonlocal status
+            nonlocal status, is_whole
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", []), (b"x-request-id", identity.encode())]
             await send(message)
+            is_whole = message["type"] == "http.response.body" and not message.get("more_body", False)
 
         try:
             await self._pass(scope, receive, watched)
@@ -72,17 +74,19 @@ class Guard:
             await _answer(error, scope, receive, watched)
         except HTTPException as error:
             said = f"there is no {scope['method']} {scope['path'][:100]} here"
-            await _answer(RefusedRequest(error.status_code, said), scope, receive, watched)
-        except Exception:
-            warn(f"request {identity}: {scope['method']} {scope['path']}: {traceback.format_exc()}")
+            refused = RefusedRequest(error.status_code, said, allow=(error.headers or {}).get("Allow"))
+            await _answer(refused, scope, receive, watched)
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # also what a library in Rust raises in a panic
+            asked = one_line(f"{scope['method']} {scope['path'][:100]}")
+            warn(f"request {identity}: {asked}: {traceback.format_exc()}")
             if not status:
                 wrong = RefusedRequest(500, f"a fault of the program, in its log as request {identity}")
                 await _answer(wrong, scope, receive, watched)
-            else:
-                raise
         finally:
-            path = scope["path"] if scope["path"] in self._paths else OTHER
-            if status and not isinstance(sys.exception(), asyncio.CancelledError):
+            if is_whole:
+                path = scope["path"] if scope["path"] in self._paths else OTHER
                 self._service.watch.answered(path, status)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,7 +106,7 @@ class Guard:
     def _refuse_host(self, headers: Headers) -> None:
         host = headers.get("host", "")
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() and not host.endswith("]") else host
-        if self._hosts is not None and name.strip("[]").lower() not in self._hosts:
+        if host and self._hosts is not None and name.strip("[]").lower() not in self._hosts:
             said = f"the host {name[:100]!r} is not this machine; ask for {', '.join(sorted(self._hosts))}"
             raise RefusedRequest(HTTPStatus.MISDIRECTED_REQUEST, said)
 

@@ -4,22 +4,20 @@ Does not know what the work is."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable
+from typing import TypeVar
 
-from starlette.types import Message, Receive, Send
+from starlette.types import Receive
 
 from codescent.serving.refused import RefusedRequest
 
 T = TypeVar("T")
 BODY_S = 30.0
 """Seconds in which the body of a request must have come."""
-STALL_S = 60.0
-"""A client that reads nothing of its answer for so many seconds is left."""
 
 
 class HungUp(Exception):
-    """The client has closed the connection, or reads no more: nobody waits for the answer."""
+    """The client has closed the connection, or the kernel has: nobody waits for the answer."""
 
 
 async def body_of(receive: Receive, length: str | None, most_bytes: int) -> bytes:
@@ -47,7 +45,7 @@ async def body_of(receive: Receive, length: str | None, most_bytes: int) -> byte
     return b"".join(pieces)
 
 
-async def until_hang_up(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def until_hang_up(receive: Receive, work: Awaitable[T]) -> T:
     """Do the work; it is cancelled when the client hangs up. Raises HungUp, and what the work raises."""
     task, watch = asyncio.ensure_future(work), asyncio.ensure_future(_closed(receive))
     try:
@@ -64,12 +62,3 @@ async def until_hang_up(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 async def _closed(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def send_in_time(send: Send, message: Message) -> None:
-    """Send a message. Raises HungUp: the client takes nothing for STALL_S seconds."""
-    try:
-        async with asyncio.timeout(STALL_S):
-            await send(message)
-    except TimeoutError as error:
-        raise HungUp from error

@@ -10,30 +10,39 @@ import signal
 import socket
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
 from codescent.base.counted import counted
 from codescent.base.errors import RunFailed, UserError
-from codescent.base.output import note, warn
+from codescent.base.output import note, warn, warn_once
 from codescent.serving.app import make_app
+from codescent.serving.connection import HttpConnection
 from codescent.serving.service import ModelService
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 BACKLOG = 512
 """Connections that wait to be accepted."""
+STALL_S = 60.0
+"""A client that takes nothing of its answer for so many seconds is left: the kernel closes the connection."""
+FLUSH_S, CUT_S = 10, 1
+"""Seconds in which clients must take the rest of their answers when the process ends: of whole ones; of others."""
 
 
 def bound(host: str, port: int) -> socket.socket:
     """A socket that listens at an address; port 0: a free one. Raises UserError: it cannot, such as a port in use."""
     try:
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as error:
-        raise UserError(f"--host {host}: {error.strerror}; give an address of this machine") from error
+    except (OSError, UnicodeError) as error:
+        said = error.strerror if isinstance(error, OSError) else "is no name of a host"
+        raise UserError(f"--host {host}: {said}; give an address of this machine") from error
     family, kind, protocol, _, address = infos[0]
     found = socket.socket(family, kind, protocol)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; connections inherit it
+            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * STALL_S))
         found.bind(address)
         found.listen(BACKLOG)
     except OSError as error:
@@ -70,16 +79,26 @@ class _Uvicorn(uvicorn.Server):
         self.on_signal(sig)
 
 
+def _say_fault(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Say what has failed in the loop itself, such as a connection that cannot be accepted."""
+    error = context.get("exception")
+    if isinstance(error, OSError):
+        warn_once(f"{context['message']}: {error.strerror}")
+    else:
+        loop.default_exception_handler(context)
+
+
 async def run(service: ModelService, listening: socket.socket, *, token: str | None, host: str, grace_s: float) -> None:
     """Serve until SIGTERM or SIGINT, and then until the running requests have ended.
 
     They may take `grace_s` seconds. A second signal ends them at once. Raises RunFailed: the engine has failed.
     """
-    hosts = LOOPBACK_NAMES | {host.lower()} if is_loopback(listening) else None
+    # With a token a name of an attacker leads nowhere; and a proxy with TLS hands on the name that clients use.
+    hosts = LOOPBACK_NAMES | {host.lower()} if is_loopback(listening) and token is None else None
     app = make_app(service, token=token, hosts=hosts)
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=HttpConnection,
         loop="asyncio",
         ws="none",
         lifespan="off",
@@ -88,14 +107,15 @@ async def run(service: ModelService, listening: socket.socket, *, token: str | N
         access_log=False,
         server_header=False,
         backlog=BACKLOG,
-        timeout_graceful_shutdown=1,
     )
     server, loop = _Uvicorn(config), asyncio.get_running_loop()
+    loop.set_exception_handler(_say_fault)
     signals = 0
 
     def end() -> None:
         if service.active:
             warn(f"{counted(service.active, 'request')} ended before the answer was complete")
+        config.timeout_graceful_shutdown = CUT_S if service.active else FLUSH_S
         server.should_exit = True
 
     def stop(number: int) -> None:

@@ -60,8 +60,15 @@ function show(role, words) {
   body.textContent = words;
   article.append(body);
   at("talk").append(article);
-  article.scrollIntoView({ block: "end" });
+  scrollTo(0, document.body.scrollHeight);
   return { article, body };
+}
+
+// Adds to an answer. Who has scrolled up to read stays there.
+function grow(body, words) {
+  const isAtEnd = innerHeight + scrollY >= document.body.scrollHeight - 40;
+  body.textContent = words;
+  if (isAtEnd) scrollTo(0, document.body.scrollHeight);
 }
 
 function asked(words) {
@@ -78,13 +85,13 @@ function asked(words) {
   return ["/v1/chat/completions", { ...common, messages: [...first, ...messages, { role: "user", content: words }] }];
 }
 
-// Each event of a stream of server-sent events, as JSON.
+// Each event of a stream of server-sent events, as JSON. Throws if the stream ends before [DONE].
 async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
     const { value, done } = await reader.read();
-    if (done) return;
+    if (done) throw new Error("The connection was closed before the answer was complete.");
     const parts = (rest + value).split("\n\n");
     rest = parts.pop();
     for (const part of parts) {
@@ -114,18 +121,15 @@ async function send(words) {
         answer += (choice.delta ? choice.delta.content : choice.text) || "";
         why = choice.finish_reason || why;
       }
-      theirs.body.textContent = answer;
-      theirs.article.scrollIntoView({ block: "end" });
+      grow(theirs.body, answer);
     }
   } catch (error) {
-    if (error.name !== "AbortError") {
-      if (!answer) {
-        mine.article.remove();
-        theirs.article.remove();
-        at("words").value = words;
-      }
-      say(error.message);
-      if (!answer) return;
+    if (error.name !== "AbortError") say(error.message);
+    if (!answer) {  // nothing was said: the words can be sent again
+      mine.article.remove();
+      theirs.article.remove();
+      at("words").value ||= words;
+      return;
     }
   } finally {
     running = null;
@@ -150,6 +154,11 @@ at("ask").addEventListener("submit", async (event) => {
   event.preventDefault();
   const words = at("words").value;
   if (running || !words.trim()) return;
+  if (!at("settings").checkValidity()) {
+    document.querySelector("details").open = true;  // else the browser cannot point at the field
+    at("settings").reportValidity();
+    return;
+  }
   try {
     if (!model) await open_();
   } catch (error) {

@@ -19,6 +19,7 @@ class RefusedRequest(Exception):
         param: the field of the request that is wrong; None: no field is.
         code: a word for programs, such as "model_not_found"; None: there is none.
         retry_s: after how many seconds the same request may succeed; None: it will not.
+        allow: methods that the path has, as the header of the same name; None: this is not what is wrong.
     """
 
     def __init__(
@@ -29,9 +30,11 @@ class RefusedRequest(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_s: int | None = None,
+        allow: str | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code, self.retry_s = status, message, param, code, retry_s
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.retry_s, self.allow = retry_s, allow
 
     @property
     def kind(self) -> str:
@@ -47,8 +50,12 @@ class RefusedRequest(Exception):
     @property
     def headers(self) -> dict[str, str]:
         """Headers of the answer, beside the usual ones."""
-        retry = {} if self.retry_s is None else {"retry-after": str(self.retry_s)}
-        return retry | ({"www-authenticate": "Bearer"} if self.status == 401 else {})
+        given = {
+            "retry-after": None if self.retry_s is None else str(self.retry_s),
+            "allow": self.allow,
+            "www-authenticate": "Bearer" if self.status == 401 else None,
+        }
+        return {name: value for name, value in given.items() if value is not None}
 
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}

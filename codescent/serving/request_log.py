@@ -9,6 +9,7 @@ import os
 import stat
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from io import FileIO
@@ -22,6 +23,7 @@ from codescent.base.published import in_words
 from codescent.inference.prompt_logprobs import prompt_logprobs
 from codescent.serving.answers import TextAnswer
 from codescent.serving.engine_thread import EngineThread
+from codescent.serving.refused import RefusedRequest
 from codescent.serving.schemas import ChatRequest, CompletionRequest
 
 VERSION = 1
@@ -87,33 +89,66 @@ class RequestLog:
 
     A line has the mean loss of each prompt by the model that answered it. So a report sees whether texts are less
     likely than those of the validation split. This costs one more pass over the prompt, between two
-    steps of the engine.
+    steps of the engine. If the file is moved away or deleted, as programs do that rotate logs, a new one is made.
     """
 
     def __init__(self, path: Path) -> None:
         """Open the file, or create it with the mode 0600. Raises UserError: others may read it, or it cannot be."""
         self.path = path
+        self._file: FileIO | None = None
+        self._is_torn = False
         try:
-            self._file: FileIO = _opened(path)
+            self._is_new = not path.exists()
+            self._current()
         except OSError as error:
             raise UserError(f"--log {path}: {in_words(error)}") from error
-        if os.fstat(self._file.fileno()).st_mode & OTHERS:
-            self._file.close()
-            raise UserError(f"--log {path}: other users may read it, and it would hold requests: chmod 600 {path}")
 
     async def write(self, entry: Entry, thread: EngineThread) -> None:
-        """Add the line of a request. A full disk is said once, and loses lines, not answers."""
-        losses = [await thread.call(partial(_mean_loss, thread, ids)) for ids in entry.prompts]
+        """Add the line of a request. What cannot be written is said once, and loses lines, not answers."""
+        losses: list[float | None] = []
+        with suppress(RefusedRequest):  # the engine has failed meanwhile
+            losses = [await thread.call(partial(_mean_loss, thread, ids)) for ids in entry.prompts]
         fields = {name: value for name, value in asdict(entry).items() if name != "prompts"}
-        line = json.dumps({"version": VERSION, **fields, "prompt_losses": losses}, ensure_ascii=False)
+        fields["prompt_losses"] = losses or [None] * len(entry.prompts)
+        line = json.dumps({"version": VERSION, **fields}, ensure_ascii=False).encode("utf-8", "replace")
         try:
-            writing.write_all(self._file, line.encode("utf-8", "replace") + b"\n")
-        except OSError as error:
-            warn_once(f"--log {self.path}: requests are not logged: {in_words(error)}")
+            file = self._current()
+            before, self._is_torn = b"\n" * self._is_torn, True
+            writing.write_all(file, before + line + b"\n")
+            self._is_torn = False
+        except (OSError, UserError) as error:
+            warn_once(f"requests are not logged: {_in_words(error, self.path)}")
+
+    def _current(self) -> FileIO:
+        """The file that has the path now. Raises OSError; UserError: others may read it."""
+        if self._file is not None:
+            with suppress(FileNotFoundError):
+                if os.path.samestat(self.path.stat(), os.fstat(self._file.fileno())):
+                    return self._file
+            self.close()
+        self._file, self._is_torn = _opened(self.path), False
+        if os.fstat(self._file.fileno()).st_mode & OTHERS:
+            self.close()
+            said = f"--log {self.path}: other users may read it, and it would hold requests: chmod 600 {self.path}"
+            raise UserError(said)
+        return self._file
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def undo(self) -> None:
+        """Close the file, and delete it if it is new: nothing was served."""
+        self.close()
+        if self._is_new:
+            with suppress(OSError):
+                writing.remove_file(self.path)
+
+
+def _in_words(error: OSError | UserError, path: Path) -> str:
+    return f"--log {path}: {in_words(error)}" if isinstance(error, OSError) else str(error)
 
 
 def _opened(path: Path) -> FileIO:

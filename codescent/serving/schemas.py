@@ -1,5 +1,5 @@
 """In: the JSON body of a request. Out: its checked fields, by OpenAI's names; or the error that answers it.
-Does not tokenize, and knows no model: completions.py and embeddings.py do."""
+Does not tokenize, and knows no model: prompts.py and embeddings.py do."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import difflib
 import json
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from contextlib import suppress
+from typing import Annotated, Any, Literal, NoReturn, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from codescent.base.json_damage import json_problem
@@ -20,6 +21,8 @@ MOST_CHOICES = 16
 """The largest `n`."""
 MOST_PROMPTS = 256
 """The most prompts, or inputs, of one request."""
+MOST_MESSAGES = 4096
+"""The most messages of a chat. Templates may take time with the square of their number."""
 MOST_TOP_LOGPROBS = 20
 """The most alternatives of a token: OpenAI's limit for chats, and more than that for completions."""
 MOST_SHOWN = 8
@@ -72,11 +75,13 @@ def _stops(value: Any) -> list[str]:
 
 
 def _messages(value: Any) -> list[dict[str, Any]]:
-    """The messages of a conversation; those of `developer` are checked like those of `system`."""
+    """The messages of a conversation. An answer may have no words: the model may have ended it at once."""
     if not isinstance(value, list) or not value:
         raise ValueError("a list with at least one message")
+    if len(value) > MOST_MESSAGES:
+        raise ValueError(f"{len(value):,} of them; at most {MOST_MESSAGES:,}")
     for number, message in enumerate(value):
-        if problem := next(wrong_message(message), None):
+        if problem := next(wrong_message(message, needs_words=False), None):
             raise ValueError(f"message {number + 1}: {problem}")
     return value
 
@@ -91,14 +96,20 @@ def _bias(value: Any) -> dict[int, float]:
     for key, bias in value.items():
         if not key.isdecimal() or isinstance(bias, bool) or not isinstance(bias, int | float):
             raise ValueError(f"{json.dumps(key)}: {json.dumps(bias)}: an id of a token and a number are needed")
-        found[int(key[:18])] = float(bias)
+        found[int(key[:18])] = _number(bias)
     return found
 
 
+def _number(value: float) -> float:
+    """A finite number. JSON may have whole ones of more digits than any float."""
+    with suppress(OverflowError):
+        if math.isfinite(value):
+            return float(value)
+    raise ValueError("a finite number is needed")
+
+
 def _finite(value: float | None) -> float | None:
-    if value is not None and not math.isfinite(value):
-        raise ValueError("a finite number is needed")
-    return value
+    return None if value is None else _number(value)
 
 
 Number = Annotated[float | None, AfterValidator(_finite)]
@@ -156,6 +167,12 @@ class _TextFields(_ApiRequest):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
+
+    @model_validator(mode="after")
+    def _refuse_useless(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options: has an effect with stream: true alone; leave it out")
+        return self
 
     @property
     def with_usage(self) -> bool:
@@ -234,15 +251,17 @@ def _no_constant(name: str) -> NoReturn:
 def _said(error: ErrorDetails, form: type[BaseModel]) -> tuple[str, str]:
     """The field that an error of pydantic is about, and a sentence."""
     place = ".".join(str(part) for part in error["loc"])
-    name = str(error["loc"][0]) if error["loc"] else ""
+    said = error["msg"].removeprefix("Value error, ")
+    if not error["loc"]:  # of several fields
+        return said.partition(":")[0], said
+    name = str(error["loc"][0])
     if error["type"] == "extra_forbidden":
         near = difflib.get_close_matches(name, form.model_fields, n=1)
         meant = f"; did you mean {near[0]}?" if near and "." not in place else ""
         return name, f"{place[:100]}: there is no such field here{meant}"
     if error["type"] == "missing":
         return name, f"{place}: is missing"
-    said = error["msg"].removeprefix("Value error, ")
-    return name, f"{place}: {said[:1].lower()}{said[1:]}"
+    return name, f"{place[:100]}: {said[:1].lower()}{said[1:]}"
 
 
 def _refuse(problems: list[tuple[str, str]]) -> NoReturn:

@@ -3,6 +3,7 @@ Does not choose tokens or keep the conversation (inference/ does)."""
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 from argparse import Namespace
@@ -19,9 +20,12 @@ from codescent.base.visible import visible
 from codescent.inference.dialogue import ChatDialogue, Dialogue, dialogue
 from codescent.inference.open import open_engine
 from codescent.inference.request import Finish, Sampling
+from codescent.tasks.conversations.messages import HALF, half_a_character
 
 ASKS = "> "
 """What a terminal shows where the user types."""
+MOST_CHARACTERS = 1 << 23
+"""The longest line."""
 AND_MORE = "\\"
 """A line that ends so goes on in the next one."""
 
@@ -36,6 +40,7 @@ def main(arguments: Namespace) -> int:
         seed=arguments.seed,
         max_new_tokens=arguments.tokens,
     )
+    _refuse_bytes("--system: the text", arguments.system or "")
     if problems := [f"--{problem.replace('_', '-', 1)}" for problem in sampling.problems()]:
         raise UserError(*problems)
     opened = open_engine(
@@ -70,6 +75,8 @@ class Session:
     def run(self) -> None:
         """Answer each line until one ends the session. Ctrl-C ends an answer that is being printed."""
         is_terminal = sys.stdin.isatty()
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(errors="surrogateescape")  # what is not UTF-8 is one message, which is refused
         if is_terminal:
             with suppress(ImportError):
                 import_module("readline")  # `input` then has a history, and keys that move
@@ -94,6 +101,7 @@ class Session:
         return True
 
     def _answer(self, words: str) -> None:
+        _refuse_bytes("the message", words)
         pieces = self._talk.say(words)
         with _interruptible() as is_interrupted:
             for piece in pieces:
@@ -120,6 +128,7 @@ class Session:
     def _system(self, text: str) -> bool:
         if not isinstance(self._talk, ChatDialogue):
             raise UserError("/system: the model has no chat template, which would write it")
+        _refuse_bytes("/system: the text", text)
         self._talk.system = text
         self._talk.reset()
         return True
@@ -127,12 +136,18 @@ class Session:
     def _save(self, name: str) -> bool:
         if not name:
             raise UserError(f"/save: give the name of a file, such as talk{self._talk.suffix}")
-        path = expanded(name)
+        path, text = expanded(name), self._talk.saved().encode()
         try:
             with writing.open_new(path, within=path.parent) as file:
-                writing.write_all(file, self._talk.saved().encode())
+                try:
+                    writing.write_all(file, text)
+                except OSError:  # half of a conversation would look like all of it
+                    writing.remove_file(path)
+                    raise
         except FileExistsError as error:
             raise UserError(f"/save {name}: is there already; give another name") from error
+        except ValueError as error:  # a character that names of files cannot have
+            raise UserError(f"/save {name}: is no name of a file") from error
         except OSError as error:
             raise UserError(f"/save {name}: {in_words(error)}") from error
         note(f"{path}: written")
@@ -155,11 +170,12 @@ def _messages(is_terminal: bool) -> Iterator[str]:
     parts: list[str] = []
     while True:
         try:
-            line = input(ASKS if is_terminal else "")
-        except EOFError:
-            line = None
-        except UnicodeDecodeError:
-            warn("a line is not UTF-8 text, and is left out")
+            line = _line(is_terminal)
+        except KeyboardInterrupt:
+            if not is_terminal:
+                raise
+            print("\n(/exit or Ctrl-D ends)")
+            parts = []
             continue
         if line is not None and line.endswith(AND_MORE):
             parts.append(line.removesuffix(AND_MORE))
@@ -169,6 +185,24 @@ def _messages(is_terminal: bool) -> Iterator[str]:
             parts = []
         if line is None:
             return
+
+
+def _refuse_bytes(what: str, words: str) -> None:
+    if half_a_character(words):
+        raise UserError(f"{what} {HALF}, or bytes that are not UTF-8")
+
+
+def _line(is_terminal: bool) -> str | None:
+    """The next line of the input, without its end; None: there is none. Raises UserError: it never ends."""
+    if is_terminal:
+        try:
+            return input(ASKS)
+        except EOFError:
+            return None
+    line = sys.stdin.readline(MOST_CHARACTERS)
+    if len(line) == MOST_CHARACTERS:
+        raise UserError(f"the input: a line has {MOST_CHARACTERS:,} characters or more")
+    return line.removesuffix("\n") if line else None
 
 
 def _printable(text: str) -> str:

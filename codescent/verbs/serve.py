@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from codescent import models
 from codescent.base.errors import UserError
 from codescent.base.extra import library
-from codescent.base.output import note, progress
+from codescent.base.output import note, progress, tolerate_write_errors
 from codescent.base.token import secret_of
 from codescent.build import saved_plan
 from codescent.record import PLAN, RunFolder
@@ -22,11 +22,16 @@ if TYPE_CHECKING:
 TOKEN_FILE = Path("~/.codescent/serve_token")
 """Where the token is that clients of other machines must know, unless --token-file names another file."""
 WHAT = "codescent serve"
+INSTEAD = "name another file: --token-file FILE"
+MOST_ROWS = 4096
+"""The most texts at a time. Each has a row in every pass, and a list of pages."""
 LIBRARIES = ("starlette", "uvicorn", "prometheus_client")
 
 
 def main(arguments: Namespace) -> int:
     """Open the model, listen, and serve until SIGTERM or Ctrl-C."""
+    if arguments.rows > MOST_ROWS:
+        raise UserError(f"--rows {arguments.rows}: at most {MOST_ROWS:,}; more requests may wait: --waiting N")
     for name in LIBRARIES:
         library(name, WHAT, "serve")
     from codescent.serving import http_server
@@ -35,6 +40,7 @@ def main(arguments: Namespace) -> int:
     with listening:
         token = _token(arguments, is_loopback=http_server.is_loopback(listening))
         service = _service(arguments)
+        tolerate_write_errors()  # it goes on if nobody reads what it says
         url = http_server.url_of(listening)
         named = ", ".join(filter(None, [service.name, service.which]))
         say = [
@@ -51,7 +57,9 @@ def _token(arguments: Namespace, *, is_loopback: bool) -> str | None:
     if is_loopback and arguments.token_file is None:
         return None
     path = (arguments.token_file or TOKEN_FILE).expanduser()
-    token = secret_of(path, f"{path}: the token of clients", "name another file: --token-file FILE")
+    token = secret_of(path, f"{path}: the token of clients", INSTEAD)
+    if len(token.split()) > 1:
+        raise UserError(f"{path}: a token of clients is one word; {INSTEAD}")
     note(f"clients need the token in {path}: Authorization: Bearer TOKEN")
     if not is_loopback:
         note("without encryption others on the network can read tokens and texts: put a proxy with TLS before it")
@@ -83,7 +91,12 @@ def _service(arguments: Namespace) -> ModelService:
     from codescent.serving.engine_thread import EngineThread
 
     log = None if arguments.log is None else RequestLog(arguments.log)
-    opened = open_engine(arguments.run, **which, device=arguments.device, rows=arguments.rows)
+    try:
+        opened = open_engine(arguments.run, **which, device=arguments.device, rows=arguments.rows)
+    except BaseException:
+        if log is not None:
+            log.undo()
+        raise
     watch = Watch()
     thread = EngineThread(opened.engine, arguments.rows, arguments.waiting, watch)
     watch.add_engine(opened.engine, lambda: thread.open)

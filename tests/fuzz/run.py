@@ -17,7 +17,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +33,8 @@ from codescent.verbs import cli
 LIMIT_S, LIMIT_BYTES = 60, 12 << 30
 """Of a command: seconds, and bytes of addresses, of which torch alone takes some."""
 
+TYPED = "typed.txt"
+"""A file of the project that is the standard input of its commands. Without it that is empty."""
 RESULTS = {"train": "runs/*/metrics.csv", "export": "out/*"}
 """Files with what a command gives. What the others give is printed."""
 
@@ -55,12 +57,12 @@ class End:
         return "" if self.code in (0, 1, 2) else f"exit code {self.code}"
 
 
-def call(folder: Path, words: Sequence[str]) -> End:
-    """`codescent WORDS` in the folder, in a forked process."""
+def call(folder: Path, words: Sequence[str], runs: Callable[[list[str]], int] | None = None) -> End:
+    """The words as a command in the folder, in a forked process. `runs`: runs them, as the program `codescent` does."""
     log = folder / "said.txt"
     child = os.fork()
     if child == 0:
-        _child(folder, words, log)
+        _child(folder, words, log, runs or cli.run)
     deadline, status = time.monotonic() + LIMIT_S, None
     while status is None and time.monotonic() < deadline:
         done, found = os.waitpid(child, os.WNOHANG)
@@ -74,7 +76,7 @@ def call(folder: Path, words: Sequence[str]) -> End:
     return End(code, said, _result(folder, words[0], said) if code == 0 else "")
 
 
-def _child(folder: Path, words: Sequence[str], log: Path) -> None:
+def _child(folder: Path, words: Sequence[str], log: Path, runs: Callable[[list[str]], int]) -> None:
     code = 1
     try:
         os.setpgid(0, 0)
@@ -82,10 +84,12 @@ def _child(folder: Path, words: Sequence[str], log: Path) -> None:
         stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         for number in (1, 2):
             os.dup2(stream, number)
+        os.dup2(os.open(TYPED if Path(TYPED).is_file() else os.devnull, os.O_RDONLY), 0)
+        sys.stdin = os.fdopen(0, encoding="utf-8")
         sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")  # a test's own may be elsewhere
         resource.setrlimit(resource.RLIMIT_AS, (LIMIT_BYTES,) * 2)
         os.environ["TERM"] = "dumb"
-        code = cli.run(list(words))
+        code = runs(list(words))
     except SystemExit as end:  # argparse
         code = int(end.code or 0)
     except BaseException:
@@ -130,7 +134,7 @@ def case(name: str, base: Path, folder: Path, seed: str, expected: dict[int, End
     words = subject.commands[number]
     if number not in expected:
         shutil.copytree(base, folder, symlinks=True)
-        expected[number] = call(folder, words)
+        expected[number] = call(folder, words, subject.runs)
         shutil.rmtree(folder)
         if expected[number].code != 0:
             raise RuntimeError(f"{name}: {words} fails without a damage: {expected[number].said}")
@@ -141,7 +145,7 @@ def case(name: str, base: Path, folder: Path, seed: str, expected: dict[int, End
     else:
         file = rng.choice(sorted(path for pattern in subject.files for path in folder.glob(pattern) if path.is_file()))
         before, how = [], damage(file, rng)
-    end = call(folder, words)
+    end = call(folder, words, subject.runs)
     fault = end.fault or ("another file was changed" if subject.planted and spared(folder) != before else "")
     if not fault and end.code == 0 and subject.checked and end.result != expected[number].result:
         fault = "another result in silence"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chats import CHATML, TALK, tokenizer_text
+from fuzz.served_commands import briefly, served_body
 from questions import files as squad_files
 from questions import vocabulary
 from reported import make_run
@@ -43,6 +44,7 @@ class Subject:
         finish: completes the project after these commands.
         planted: the files are not damaged, but links, pipes and devices take their place (strangers.py), also of names
             that are not there yet.
+        runs: runs the words of a command, and returns its exit code; None: they are words of `codescent`.
     """
 
     make: Callable[[Path], object]
@@ -52,6 +54,7 @@ class Subject:
     finish: Callable[[Path], object] = bool
     checked: bool = False
     planted: bool = False
+    runs: Callable[[list[str]], int] | None = None
 
 
 def _lines(folder: Path) -> None:
@@ -90,6 +93,31 @@ def _chat(folder: Path) -> None:
     (folder / "talks.jsonl").write_text((json.dumps({"messages": TALK}) + "\n") * 60)
     (folder / "tokenizer.json").write_text(tokenizer_text())
     (folder / "chat_template.jinja").write_text(CHATML)
+
+
+def _asked(folder: Path) -> None:
+    """A run of conversations, bodies of requests to it, lines that a user types, and a log of requests."""
+    _chat(folder)
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "x"}, {"role": "user", "content": "?"}]
+    common = {"model": "one", "max_tokens": 3, "temperature": 0.5, "seed": 1, "top_k": 5, "stop": ["q"]}
+    schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
+    bodies = {
+        "completions": {**common, "prompt": ["a", "b"], "n": 2, "logprobs": 2, "echo": True, "logit_bias": {"5": -1}},
+        "chat": {**common, "messages": turns, "stream": True, "stream_options": {"include_usage": True}},
+        "grammar": {**common, "prompt": [1, 2], "response_format": schema, "top_p": 0.9, "min_p": 0.1},
+    }
+    for name, body in bodies.items():
+        (folder / f"{name}.json").write_text(json.dumps(body))
+    (folder / "typed.txt").write_text("hi\n/system you\ngo \\\non\n/reset\n/help\n//x\n")
+    line = {
+        "version": 1, "time_s": 1.7e9, "which": "step 1", "path": "/v1/completions", "request": {"prompt": "é"},
+        "texts": ["x", "y"], "finish": ["stop", "length"], "prompt_tokens": [5], "tokens": [3, 4], "seconds": 0.5,
+        "prompt_losses": [2.5],
+    }  # fmt: skip
+    (folder / "log.jsonl").write_text((json.dumps(line) + "\n") * 70)
+    (folder / "log.jsonl").chmod(0o600)
+    (folder / "token").write_text("secret\n")
+    (folder / "token").chmod(0o600)
 
 
 def _questions(folder: Path) -> None:
@@ -147,6 +175,7 @@ QUESTIONS = (
     *("data.corpus=train.json", "data.validation=dev.json", "data.tokenizer=bert:vocab.txt", "data.question_len=16"),
     "train.global_batch_size=2",
 )
+TALKS = tuple(word for word in CHAT if word != "train.eval_every=0")
 SHORT = ("train", "run.toml", "run.name=a", "train.num_steps=2", "optimizer.decay_steps=4", "checkpoint.every=1")
 FOLDER = ("export", "runs/a", "folder")
 IMPORT = ("import", "folder", "runs/imported", "--config", "run.toml")
@@ -238,6 +267,36 @@ SUBJECTS: dict[str, Subject] = {
         checked=True,
     ),
     "reports": Subject(_reported, ["runs/*/*.*"], REPORTS),
+    "bodies of requests": Subject(
+        _asked,
+        ["completions.json", "chat.json", "grammar.json"],
+        [
+            ["/v1/completions", "completions.json"],
+            ["/v1/chat/completions", "chat.json"],
+            ["/v1/completions", "grammar.json"],
+        ],
+        before=[TALKS],
+        runs=served_body,
+    ),
+    "chats": Subject(
+        _asked,
+        ["typed.txt", "runs/one/*.json", "runs/one/checkpoints/step_*/*"],
+        [["chat", "runs/one", "--tokens", "3"]],
+        before=[TALKS],
+    ),
+    "chats with folders": Subject(
+        make_project,
+        ["folder/*.json", "folder/*.safetensors"],
+        [["chat", "folder", "--tokens", "3"]],
+        before=[SHORT, FOLDER],
+        finish=lambda folder: (folder / "typed.txt").write_text("hi\n"),
+    ),
+    "logs of requests": Subject(
+        _asked,
+        ["log.jsonl"],
+        [["report", "runs/one", "--requests", "log.jsonl", "--markdown"]],
+        before=[TALKS],
+    ),
     "study files": Subject(_study, ["study.toml", "run.toml"], [["study", "study.toml", "--list"]]),
     "tables": Subject(
         lambda folder: (_study(folder), (folder / "table.csv").write_text(TABLE)),
@@ -274,6 +333,17 @@ SUBJECTS: dict[str, Subject] = {
         ],
         before=[SHORT],
         planted=True,
+    ),
+    "strangers: what is served": Subject(
+        _asked,
+        ["log.jsonl", "token", "runs/one/*", "runs/one/checkpoints/*/*"],
+        [
+            ["serve", "runs/one", "--port", "0", "--log", "log.jsonl", "--token-file", "token"],
+            ["report", "runs/one", "--requests", "log.jsonl", "--out", "page.html"],
+        ],
+        before=[TALKS],
+        planted=True,
+        runs=briefly,
     ),
     "strangers: data": Subject(
         make_project,
