@@ -44,7 +44,6 @@ class Reader:
         weight = module.tok.weight
         self.device = weight.device
         self.memory = KeysValues(module.shape.num_layers, pages, page_size, head_of(module), self.device, weight.dtype)
-
         self.graphs = DecodeGraphs(module, self.memory) if self.device.type == CUDA else None
 
     def read(self, work: Pass) -> Tensor:
