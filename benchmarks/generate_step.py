@@ -23,11 +23,12 @@ sys.path.insert(0, str(ROOT))
 
 
 from codescent import models
+from codescent.base.cores import memory_bytes
 from codescent.huggingface.folder import open_folder
 from codescent.huggingface.initial import InitialValues
-from codescent.inference.columns import store_by_columns_
 from codescent.inference.engine import Engine
-from codescent.inference.open import capacity_of
+from codescent.inference.layouts import store_for_few_tokens_
+from codescent.inference.open import COPIES_SHARE, capacity_of
 from codescent.inference.request import Sampling
 from codescent.models.decoder import Decoder
 
@@ -68,7 +69,7 @@ def codescent(arguments: argparse.Namespace, work: Work) -> Generate:
     module.to(arguments.device, DTYPES[arguments.precision]).eval()
     assert isinstance(module, Decoder)
     if arguments.device == "cpu":  # as `open_engine` does
-        store_by_columns_(module)
+        store_for_few_tokens_(module, int(COPIES_SHARE * memory_bytes()))
     engine = Engine(module, None, capacity_of(module, len(work.prompts)))
     samplings = [Sampling(0.0, max_new_tokens=number) for number in work.new_tokens]
 

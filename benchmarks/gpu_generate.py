@@ -72,15 +72,17 @@ def arguments_of() -> argparse.Namespace:
     return arguments
 
 
-def write_folder(folder: Path, work: Work) -> Path:
-    """A GPT-2 of these sizes with random initial values, as a folder that both systems read. fp32."""
-    facts = {
-        "num_layers": work.num_layers, "num_heads": work.num_heads, "hidden_dim": work.hidden_dim,
-        "vocab_size": work.vocab_size, "seq_len": work.max_seq_len,
-    }  # fmt: skip
-    shape = models.shape_of("gpt2", facts)
-    kind = kind_of("gpt2", shape)
-    parameters = {parameter.name: parameter for parameter in models.parameters_of("gpt2", shape)}
+def sizes_of(work: Work) -> dict[str, Any]:
+    """The sizes of a GPT-2 as keys of [model]."""
+    names = ("num_layers", "num_heads", "hidden_dim", "vocab_size")
+    return {name: getattr(work, name) for name in names} | {"seq_len": work.max_seq_len}
+
+
+def write_folder(folder: Path, name: str, sizes: Mapping[str, Any]) -> Path:
+    """A model of the kind `name` with random initial values, as a folder that both systems read. fp32."""
+    shape = models.shape_of(name, sizes)
+    kind = kind_of(name, shape)
+    parameters = {parameter.name: parameter for parameter in models.parameters_of(name, shape)}
     parts = [part for of_one in parts_of(kind, shape).values() for part in of_one]
     zeros = {part.parameter.name for part in parts} - set(parameters)
     folder.mkdir()
@@ -89,7 +91,7 @@ def write_folder(folder: Path, work: Work) -> Path:
         folder,
         files,
         "F32",
-        lambda name, slices: initial_values(1337, parameters[name], slices),
+        lambda parameter, slices: initial_values(1337, parameters[parameter], slices),
         zeros,
         Rounding("fp32"),
     )
@@ -192,7 +194,9 @@ def main() -> int:
     record = {**hardware(), "device": device, "cuda": torch.version.cuda}
     with tempfile.TemporaryDirectory(prefix="codescent-generate-") as folder:
         try:
-            weights = arguments.weights or write_folder(Path(folder) / "weights", WORKS[arguments.work])
+            weights = arguments.weights or write_folder(
+                Path(folder) / "weights", "gpt2", sizes_of(WORKS[arguments.work])
+            )
             entries, failures = measure(arguments, weights.resolve(), Path(folder))
         except UserError as error:
             say("\n".join(f"error: {problem}" for problem in error.problems))

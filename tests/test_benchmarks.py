@@ -287,7 +287,7 @@ def test_the_time_of_llmcs_steps_is_read() -> None:
 
 
 def test_the_program_of_gpu_generate_generates_on_a_cpu_too(tmp_path: Path) -> None:
-    weights = gpu_generate.write_folder(tmp_path / "weights", work.SMALL)
+    weights = gpu_generate.write_folder(tmp_path / "weights", "gpt2", gpu_generate.sizes_of(work.SMALL))
     words = ["--system", "codescent", "--weights", str(weights), "--vocab-size", "65", "--precision", "fp32"]
     words += ["--device", "cpu", "--batch-size", "2", "--new-tokens", "5", "--write", str(tmp_path / "tokens.json")]
     program = [sys.executable, str(BENCHMARKS / "generate_step.py"), *words]
@@ -311,7 +311,7 @@ def test_transformers_generates_the_same_tokens(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_texts_of_different_lengths_are_those_of_transformers(tmp_path: Path) -> None:
     """Fault: the benchmark compares texts that differ, or counts tokens that nobody wanted."""
-    few = ("--model", "1m", "--prompt-len", "20", "--new-tokens", "10", "--rounds", "1")
+    few = ("--model", "1m", "--precision", "fp32", "--prompt-len", "20", "--new-tokens", "10", "--rounds", "1")
     done = script("generate", *few, "--json", str(tmp_path / "a.json"), timeout_s=170)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "a.json").read_text())["systems"]

@@ -16,12 +16,17 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from codescent import models
 from codescent.base.errors import UserError
 from codescent.config.load import load
-from codescent.inference.columns import store_by_columns_
+from codescent.inference.layouts import store_for_few_tokens_
 from codescent.inference.open import capacity_of, open_engine
 from codescent.inference.request import Finish, Sampling
+from codescent.models.decoder import Decoder
 from codescent.models.initialize import initialize_
+from codescent.operators.linear import Linear
+from codescent.operators.reordered import ReorderedVocabulary, multiplies_bf16
 from codescent.verbs.import_folder import import_folder
 
+GPT2_SIZES: dict[str, Any] = {"num_layers": 1, "num_heads": 2, "hidden_dim": 16, "vocab_size": 37, "seq_len": 512}
+LLAMA_SIZES = GPT2_SIZES | {"num_kv_heads": 1, "ffn_dim": 24}
 TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'user' %}[{{ m['content'] }}]"
     "{% else %}>{{ m['content'] }}<|endoftext|>{% endif %}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
@@ -70,13 +75,58 @@ def test_matrices_by_columns_give_the_same_logits(kind: str) -> None:
     tokens_BT = torch.arange(37)[None]
     with torch.inference_mode():
         before = module(tokens_BT)
-    store_by_columns_(module)
+    assert isinstance(module, Decoder)
+    store_for_few_tokens_(module, 1 << 40)
     up = module.get_parameter("blocks.0.mlp.up.weight" if kind == "gpt2" else "blocks.0.mlp.gate_up.weight")
     assert up.stride()[-1] == up.numel() // 16
     assert module.get_parameter("tok.weight").is_contiguous()
     with torch.inference_mode():
         torch.testing.assert_close(module(tokens_BT), before, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(module(tokens_BT), before, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [GPT2_SIZES, LLAMA_SIZES, LLAMA_SIZES | {"tie_head": True}])
+def test_copies_of_matrices_give_the_same_logits(
+    sizes: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: a copy of another matrix, halves that are swapped, or one that training or many tokens read wrongly."""
+    if dtype == torch.bfloat16 and not multiplies_bf16():
+        pytest.skip("this processor does not multiply bf16")
+    monkeypatch.setattr("codescent.inference.layouts.BIG_BYTES", 0)
+    kind = "llama" if "ffn_dim" in sizes else "gpt2"
+    shape = models.shape_of(kind, sizes)
+    module = models.construct(models.facts_of(kind, shape), "cpu").to(dtype).eval()
+    initialize_(module, 3, models.parameters_of(kind, shape))
+    assert isinstance(module, Decoder)
+    few, many = torch.arange(2)[None], (torch.arange(1500) % 37).view(5, -1)
+    with torch.inference_mode():
+        expected = [module(tokens) for tokens in (few, many)]
+        store_for_few_tokens_(module, 1 << 30)
+        found = [module(tokens) for tokens in (few, many)]
+    layers = [layer for layer in module.modules() if isinstance(layer, Linear)]
+    assert [layer for layer in layers if layer.reordered is None] == []
+    assert isinstance(module.vocabulary, ReorderedVocabulary)
+    near = {"rtol": 0.0, "atol": 3e-2 if dtype == torch.bfloat16 else 1e-6}
+    for one, other in zip([*found, module(few)], [*expected, expected[0]], strict=True):
+        torch.testing.assert_close(one, other, **near)
+    loss = module(many, many)  # training reads the weights themselves
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in module.parameters())
+
+
+def test_copies_of_matrices_stay_within_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: copies fill the memory of a machine that holds the model just once."""
+    monkeypatch.setattr("codescent.inference.layouts.BIG_BYTES", 0)
+    shape = models.shape_of("gpt2", GPT2_SIZES)
+    module = models.construct(models.facts_of("gpt2", shape), "cpu").eval()
+    initialize_(module, 3, models.parameters_of("gpt2", shape))
+    assert isinstance(module, Decoder)
+    qkv, out = 4 * 3 * 16 * 16, 4 * 16 * 16
+    store_for_few_tokens_(module, qkv + out)
+    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, Linear)}
+    assert [name for name, layer in layers.items() if layer.reordered] == ["blocks.0.attn.qkv", "blocks.0.attn.out"]
+    assert not isinstance(module.vocabulary, ReorderedVocabulary)
 
 
 def test_what_cannot_generate_is_refused_at_once(tmp_path: Path) -> None:
@@ -93,6 +143,27 @@ def test_what_cannot_generate_is_refused_at_once(tmp_path: Path) -> None:
         open_engine(tmp_path / "absent", device="cpu")
     with pytest.raises(UserError, match="--device tpu"):
         open_engine(tmp_path / "absent", device="tpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("generation_config.json", '{"eos_token_id": [7, 260]}', "eos_token_id 260: outside the vocabulary of 260"),
+        ("generation_config.json", '{"eos_token_id": -1}', "eos_token_id -1: outside the vocabulary of 260"),
+        ("generation_config.json", "{", "generation_config.json: not JSON"),
+        ("generation_config.json", None, "generation_config.json: Is a directory"),
+    ],
+)
+def test_what_ends_texts_must_be_readable(tmp_path: Path, name: str, text: str | None, why: str) -> None:
+    """Fault: a damaged file is ignored, and texts never end; or a token that no text can have is an end."""
+    path = of_bytes(tmp_path / "hf")
+    (path / name).unlink(missing_ok=True)
+    if text is None:
+        (path / name).mkdir()
+    else:
+        (path / name).write_text(text)
+    with pytest.raises(UserError, match=why):
+        open_engine(path, device="cpu")
 
 
 def test_little_memory_makes_texts_shorter_and_none_is_refused(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from codescent.launch.allocator import (
     with_expandable_segments,
 )
 from codescent.launch.group import Group
+from codescent.launch.huge_pages import with_huge_pages
 
 on_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another libc has no tunables")
 
@@ -191,3 +192,9 @@ def test_the_affinity_mask_limits_the_cores() -> None:
 
 def test_ranks_share_the_cores_and_have_one_thread_at_least() -> None:
     assert [threads_per_rank(8, ranks) for ranks in (1, 2, 3, 8, 9)] == [8, 4, 2, 1, 1]
+
+
+def test_huge_pages_are_asked_for_unless_the_user_decides() -> None:
+    """Fault: a variable that the user has set is overwritten."""
+    assert with_huge_pages({"A": "b"}) == {"A": "b", "THP_MEM_ALLOC_ENABLE": "1"}
+    assert with_huge_pages({"THP_MEM_ALLOC_ENABLE": "0"}) == {"THP_MEM_ALLOC_ENABLE": "0"}

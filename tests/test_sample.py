@@ -265,6 +265,56 @@ def test_bad_input_is_told_all_at_once_with_exit_code_2(project: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_every_choice_of_tokens_is_an_option(project: Path) -> None:
+    """Fault: an option that has no effect, or another one's."""
+    words = ("sample", "runs/bytes", "--prompt", "one", "--tokens", "30", "--temperature", "1.5")
+    free = called(project, *words).stdout.removeprefix("one")
+    assert called(project, *words, "--stop", free[9:11]).stdout == "one" + free[: free.index(free[9:11])] + "\n"
+    assert called(project, *words, "--min-p", "1").stdout == called(project, *words, "--temperature", "0").stdout
+    only = [word for byte in b"xy" for word in ("--logit-bias", f"{byte}=9999")]
+    assert re.fullmatch("one[xy]{30}\n", called(project, *words, *only).stdout)
+    never = [word for byte in range(256) if byte != 65 for word in ("--logit-bias", f"{byte}=-inf")]
+    assert re.fullmatch("oneA*\n", called(project, *words, *never).stdout)
+
+
+def test_a_grammar_is_an_option(project: Path) -> None:
+    """Fault: a text that is none of the grammar's, or a file that is read as the grammar itself."""
+    pytest.importorskip("llguidance")
+    (project / "schema.json").write_text('{"enum": ["yes", "no"]}')
+    words = ("sample", "runs/bytes", "--prompt", "one", "--grammar")
+    assert re.fullmatch("one[ab]{3}c\n", called(project, *words, "regex=[ab]{3}c").stdout)
+    assert called(project, *words, "json_schema=schema.json").stdout in ('one"yes"\n', 'one"no"\n')
+
+
+def test_wrong_choices_of_tokens_are_told_by_their_options(project: Path) -> None:
+    """Fault: a traceback, only the first problem, or a name that the command line does not have."""
+    (project / "lark.bin").write_bytes(b"\xff")
+    given = (
+        (("--min-p", "2", "--temperature", "nan", "--logit-bias", "7=nan"), [
+            "--min-p 2.0: must be in [0, 1]", "--temperature nan: must be", "--logit-bias nan of token 7: must be",
+        ]),
+        (("--logit-bias", "7=1", "--logit-bias", "7=2", "--stop", "a\udcff", "--grammar", "lark=lark.bin"), [
+            "--logit-bias: token 7 is given twice", "--stop 'a\\udcff': holds half", "lark.bin: not UTF-8 text",
+        ]),
+        (("--logit-bias", "999=1"), ["--logit-bias: token 999 is outside the vocabulary of 257"]),
+        (("--logit-bias", "a=1"), ["'a=1' is no ID=BIAS"]),
+        (("--grammar", "yaml"), ["'yaml' is none of json, json_schema=FILE"]),
+        (("--grammar", "json_schema=config.json"), ["config.json: No such file"]),
+        (("--grammar", "json_schema=."), [".: Is a directory"]),
+        (("--grammar", "regex=(a"), ["--grammar: "]),
+        (("--stop", ""), ["argument --stop: is empty"]),
+        (("--seed", "-1", "--tokens", "0"), ["'0' is not a whole number of at least 1"]),
+        (("--seed", str(1 << 63)), [f"--seed {1 << 63}: must be in [0, 2^63)"]),
+    )  # fmt: skip
+    for words, said in given:
+        done = called(project, "sample", "runs/bytes", *words)
+        assert done.returncode == 2, done.stdout
+        assert "Traceback" not in done.stderr
+        assert not done.stdout
+        for part in said:
+            assert part in done.stderr
+
+
 def test_more_texts_than_a_list_can_hold_are_refused(project: Path) -> None:
     done = called(project, "sample", "runs/chars", "--num", "9" * 18, "--prompt", "many", "--prompt", "many")
     assert done.returncode == 2

@@ -111,6 +111,8 @@ class Run:
         temperature: float = 0.8,
         top_k: int | None = None,
         top_p: float | None = None,
+        min_p: float | None = None,
+        stop: str | None = None,
         seed: int = 0,
         best: bool = False,
         step: int | None = None,
@@ -126,6 +128,8 @@ class Run:
             temperature: 0: always the likeliest token; 1: as the model says; higher: more variety.
             top_k: one of so many likeliest tokens; None: of all.
             top_p: one of the fewest tokens that have this probability together.
+            min_p: one of the tokens that are at least so many times as likely as the likeliest.
+            stop: a text that ends the continuation, and is no part of it; None: nothing does.
             seed: of the random numbers; the same one gives the same text.
             best: use the checkpoint with the lowest validation loss.
             step: use the checkpoint of this step. The default is the newest one.
@@ -137,14 +141,14 @@ class Run:
         """
         if best and step is not None:
             raise UserError(f"step: given {step!r} together with best; give one of them")
-        options = ("tokens", "temperature", "top_k", "top_p", "seed", "best", "step", "ema", "device")
+        options = ("tokens", "temperature", "top_k", "top_p", "min_p", "stop", "seed", "best", "step", "ema", "device")
         with as_before(computes=True), named_as_keywords(options), in_a_sentence():
             from codescent.verbs.sample import sample_run
 
             prompts = None if prompt is None else [prompt]
             texts = sample_run(
                 self.path, prompts, tokens, temperature, top_k, top_p, seed, 1, device, StringIO(),
-                best=best, step=step, ema=ema, option="prompt",
+                min_p=min_p, stop=() if stop is None else (stop,), best=best, step=step, ema=ema, option="prompt",
             )  # fmt: skip
         return texts[0]
 

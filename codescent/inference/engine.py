@@ -77,7 +77,7 @@ class Engine:
         self.seq_len = min(module.shape.seq_len, capacity.pages * capacity.page_size)
         self.prompt_tokens = self.cached_tokens = 0
         self._reader = Reader(module, capacity.pages, capacity.page_size) if reader is None else reader
-        self._grammars = None if tokenizer is None else Grammars(tokenizer, sorted(self.stops))
+        self._grammars = None if tokenizer is None else Grammars(tokenizer, sorted(self.stops), self.vocab_size)
         self._requests: dict[int, _Request] = {}
         self._cancelled: list[int] = []
         self._next = 0
@@ -93,20 +93,43 @@ class Engine:
         Raises:
             UserError: all that is wrong with it, at once.
         """
-        if problems := list(self._problems(prompt, sampling)):
+        problems = list(self._prompt_problems(prompt, sampling))
+        try:
+            grammar = self.prepare(sampling)
+        except UserError as error:
+            raise UserError(*problems, *error.problems) from error
+        if problems:
             raise UserError(*problems)
-        grammar = None
-        if sampling.grammar is not None:
-            assert self._grammars is not None
-            grammar = self._grammars.begin(sampling.grammar)
         request, self._next = self._next, self._next + 1
         row = TextRow(request, list(map(int, prompt)), sampling, self._pool, self.seq_len)
         self._requests[request] = _Request(row, self.tokenizer, grammar)
         self._schedule.waiting.append(row)
         return request
 
-    def _problems(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[str]:
-        yield from sampling.problems()
+    def prepare(self, sampling: Sampling) -> GrammarState | None:
+        """Whether this engine can choose tokens so. Returns where a text begins in the grammar; None: there is none.
+
+        A grammar is compiled at its first use, so a caller may ask before the first request.
+
+        Raises:
+            UserError: all that is wrong with it, at once.
+        """
+        problems, grammar = [*sampling.problems()], None
+        for token in sampling.logit_bias:
+            if not 0 <= token < self.vocab_size:
+                problems.append(f"logit_bias: token {token} is outside the vocabulary of {self.vocab_size}")
+        if self._grammars is None and (sampling.stop or sampling.grammar is not None):
+            problems.append("stop, grammar: they are about text, and this engine has no tokenizer")
+        elif self._grammars is not None and sampling.grammar is not None:
+            try:
+                grammar = self._grammars.begin(sampling.grammar)
+            except UserError as error:
+                problems += error.problems
+        if problems:
+            raise UserError(*problems)
+        return grammar
+
+    def _prompt_problems(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[str]:
         if not prompt:
             yield "prompt: no tokens"
         elif not all(0 <= token < self.module.shape.vocab_size for token in prompt):
@@ -115,11 +138,6 @@ class Engine:
         if len(prompt) > self.seq_len and not sampling.slides:
             less = "" if self.seq_len == self.module.shape.seq_len else ", for which the memory of this engine has room"
             yield f"prompt: {len(prompt):,} tokens, and the model sees at most {self.seq_len:,}{less}"
-        for token in sampling.logit_bias:
-            if not 0 <= token < self.vocab_size:
-                yield f"logit_bias: token {token} is outside the vocabulary of {self.vocab_size}"
-        if self.tokenizer is None and (sampling.stop or sampling.grammar is not None):
-            yield "stop, grammar: they are about text, and this engine has no tokenizer"
 
     def cancel(self, request: int) -> None:
         """End a request; the next step gives its last output. An id that has ended, or is unknown, changes nothing."""
@@ -161,8 +179,10 @@ class Engine:
         Ids are those of `add`: they count up from that of the first prompt. If the caller stops early, what is left is
         cancelled.
         """
-        added = [self.add(prompt, sampling) for prompt, sampling in zip(prompts, samplings, strict=True)]
+        added = list[int]()
         try:
+            for prompt, sampling in zip(prompts, samplings, strict=True):
+                added.append(self.add(prompt, sampling))
             while any(request in self._requests for request in added):
                 yield self.step()
         finally:

@@ -71,10 +71,11 @@ class Grammars:
     Args:
         tokenizer: of the model.
         stops: tokens that end a text.
+        vocab_size: ids that the model can choose lie below it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[int]) -> None:
-        self._tokenizer, self._stops = tokenizer, list(stops)
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[int], vocab_size: int) -> None:
+        self._tokenizer, self._stops, self._vocab_size = tokenizer, list(stops), vocab_size
         self._compiled: OrderedDict[Grammar, Any] = OrderedDict()
 
     def begin(self, grammar: Grammar) -> GrammarState:
@@ -85,7 +86,7 @@ class Grammars:
             self._compiled[grammar] = self._compile(grammar)
             if len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
-        return GrammarState(self._compiled[grammar].deep_copy(), self._tokenizer.vocab_size)
+        return GrammarState(self._compiled[grammar].deep_copy(), self._vocab_size)
 
     def _compile(self, grammar: Grammar) -> Any:
         refuse(grammar)

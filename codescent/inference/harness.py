@@ -9,9 +9,10 @@ from typing import Any
 from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+from codescent.base.errors import UserError
 from codescent.inference.open import Opened
 from codescent.inference.prompt_logprobs import continuation_scores
-from codescent.inference.request import Sampling
+from codescent.inference.request import Finish, Sampling
 
 MOST_NEW_TOKENS = 256
 """As in the harness, where a task does not say it."""
@@ -84,6 +85,8 @@ class HarnessModel(TemplateLM):
         texts = dict[int, str]()
         for outputs in self._opened.engine.texts(prompts, samplings):
             for output in outputs:
+                if output.finished is Finish.ERROR:
+                    raise UserError(output.error)
                 texts[output.request] = texts.get(output.request, "") + output.text
         return [texts[request] for request in sorted(texts)]
 

@@ -16,17 +16,19 @@ from codescent.base.cores import memory_bytes
 from codescent.base.device import free_memory
 from codescent.base.device_kinds import GPUS
 from codescent.base.errors import UserError
+from codescent.base.json_damage import json_problem
+from codescent.base.published import in_words
 from codescent.base.reading import read_json
 from codescent.build import saved_plan
 from codescent.data.tokenizers.tokenizer import Tokenizer, of_text
 from codescent.huggingface.folder import CONFIG, Folder, open_folder
 from codescent.huggingface.read import box
 from codescent.huggingface.tokens import GENERATION, tokenizer_text
-from codescent.inference.columns import store_by_columns_
 from codescent.inference.engine import Engine
+from codescent.inference.layouts import store_for_few_tokens_
 from codescent.inference.reader import page_bytes
 from codescent.inference.schedule import Capacity
-from codescent.inference.trained import Trained, device_of, find, module_of
+from codescent.inference.trained import Trained, computes_bf16, device_of, find, module_of
 from codescent.models.decoder import Decoder
 from codescent.operators.products import sum_wide
 from codescent.record import CHECKPOINTS, RunFolder
@@ -38,6 +40,8 @@ from codescent.tasks.task import Prompts
 
 PAGE_SIZE = 16
 STEP_TOKENS = 512
+COPIES_SHARE = 0.25
+"""Of the memory that copies of matrices may take (`layouts`)."""
 _SHARE = {"cpu": 0.5}
 """Of the memory that keys and values may take if the user does not say it; of a GPU 0.9 of what is free."""
 
@@ -140,7 +144,7 @@ def engine_of(
     memory: int | None = None,
 ) -> Engine:
     """The engine of a run's checkpoint. Releases the lock on it. Raises UserError: see `trained.module_of`."""
-    return _engine(module_of(trained, device), tokenizer, stops, rows, memory)
+    return _engine(module_of(trained, device, as_trained=True), tokenizer, stops, rows, memory)
 
 
 def stops_of(prompts: Prompts) -> list[int]:
@@ -172,7 +176,7 @@ def _engine(
     assert isinstance(module, Decoder)
     module.eval()
     if module.tok.weight.device.type == "cpu":
-        store_by_columns_(module)
+        store_for_few_tokens_(module, int(COPIES_SHARE * memory_bytes()))
     capacity = capacity_of(module, rows, memory)
     return Engine(module, tokenizer, capacity, stops=stops, vocab_size=tokenizer.vocab_size)
 
@@ -200,11 +204,13 @@ def _of_folder(path: Path, device: torch.device, rows: int, memory: int | None) 
     text = tokenizer_text(path)
     if text is None:
         problems.append(f"{path}: has no tokenizer that the tokenizers library can read")
+    stops, damaged = _ends(path, folder.shape.vocab_size)
+    problems += damaged
     if problems or text is None:
         raise UserError(*problems)
     tokenizer = of_text(text, json.loads(text), str(path))
     chat = ChatTokens(ChatTemplate(read_chat_files(path)), tokenizer) if has_chat_template(path) else None
-    stops, end = _ends(path), None if chat is None else end_of_turn(chat)
+    end = None if chat is None else end_of_turn(chat)
     stops |= set() if end is None else {end}
     if not stops and tokenizer.separator is not None:
         stops = {tokenizer.separator}
@@ -214,28 +220,35 @@ def _of_folder(path: Path, device: torch.device, rows: int, memory: int | None) 
     return Opened(engine, tokenizer, prompts, chat, path.resolve().name, "")
 
 
-def _ends(path: Path) -> set[int]:
-    """The tokens that end a text by generation_config.json, else by config.json."""
+def _ends(path: Path, vocab_size: int) -> tuple[set[int], list[str]]:
+    """The tokens that end a text by generation_config.json, else by config.json; and what is wrong with these files."""
     for name in (GENERATION, CONFIG):
         try:
             found: Any = read_json(path / name)
-        except (OSError, ValueError, RecursionError):
+        except FileNotFoundError:
             continue
+        except OSError as error:
+            return set(), [f"{path / name}: {in_words(error)}"]
+        except (ValueError, RecursionError) as error:
+            return set(), [f"{path / name}: not JSON ({json_problem(error)})"]
         ends = found.get("eos_token_id") if isinstance(found, dict) else None
-        ids = ends if isinstance(ends, list) else [ends]
-        if any(type(token) is int for token in ids):
-            return {token for token in ids if type(token) is int}
-    return set()
+        ids = {token for token in (ends if isinstance(ends, list) else [ends]) if type(token) is int}
+        if wrong := sorted(token for token in ids if not 0 <= token < vocab_size):
+            said = ", ".join(map(str, wrong))
+            return set(), [f"{path / name}: eos_token_id {said}: outside the vocabulary of {vocab_size}"]
+        if ids:
+            return ids, []
+    return set(), []
 
 
 def _module_of(folder: Folder, device: torch.device) -> torch.nn.Module:
-    """The folder's model: fp32 on a CPU, on a GPU bf16 if it has only bf16 numbers."""
+    """The folder's model: bf16 if it has only bf16 numbers and the device multiplies them, else fp32 or fp64."""
     facts = models.facts_of(folder.kind.name, folder.shape)
     tensors = {
         name: box(folder, name, tuple(slice(0, size) for size in parts[0].parameter.shape))
         for name, parts in folder.parts.items()
     }
-    narrow = device.type in GPUS and set(folder.dtypes) == {"bf16"}
+    narrow = computes_bf16(device) and set(folder.dtypes) == {"bf16"}
     module = models.construct(facts)
     wide = torch.float64 if "fp64" in folder.dtypes else torch.float32
     module.load_state_dict({name: tensor.to(wide) for name, tensor in tensors.items()}, assign=True)

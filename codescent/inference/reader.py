@@ -47,7 +47,6 @@ class Reader:
         self.memory = KeysValues(
             module.shape.num_layers, pages, page_size, cached_token(module), self.device, weight.dtype
         )
-
         self.graphs = DecodeGraphs(module, self.memory) if self.device.type == CUDA else None
 
     def read(self, work: Pass) -> Tensor:

@@ -32,6 +32,7 @@ from codescent.data.tokenizers.tokenizer import load as load_tokenizer
 from codescent.huggingface.initial import InitialValues
 from codescent.models.lora import declare as lora_shape
 from codescent.operators.products import sum_wide
+from codescent.operators.reordered import multiplies_bf16
 from codescent.plan import WIDE, Parameter
 from codescent.preflight import request_with_kept
 from codescent.record import CONFIG, RunFolder
@@ -226,10 +227,11 @@ def find(run: Path, *, best: bool = False, step: int | None = None, ema: bool = 
     return Trained(folder, config, *checkpoints.hold(choose), ema)
 
 
-def module_of(trained: Trained, device: torch.device) -> nn.Module:
+def module_of(trained: Trained, device: torch.device, *, as_trained: bool = False) -> nn.Module:
     """Build the model on `device` with its trained weights, adapters merged. Releases the lock on the checkpoint.
 
-    The dtype is that of training on a GPU. On a CPU it is fp64 after training in fp64, otherwise fp32.
+    The dtype is that of training on a GPU. On a CPU it is fp64 after training in fp64, otherwise fp32; with
+    `as_trained` bf16 after training in bf16, if the processor multiplies bf16.
 
     Raises UserError: the checkpoint is damaged, or belongs to another model than that of the config; the device has no
     fp64, in which the model was trained.
@@ -243,9 +245,14 @@ def module_of(trained: Trained, device: torch.device) -> nn.Module:
     trained.hold.close()
     module = models.construct(models.facts_of(trained.resolved.model.kind, trained.resolved.shape))
     module.load_state_dict(tensors, assign=True)
-    narrow = device.type in GPUS and trained.config.train.precision == "bf16"
+    narrow = computes_bf16(device, as_trained=as_trained) and trained.config.train.precision == "bf16"
     sum_wide()
     return module.to(device, torch.bfloat16 if narrow else None)
+
+
+def computes_bf16(device: torch.device, *, as_trained: bool = True) -> bool:
+    """Whether a model in bf16 is computed in bf16 on a device. See `module_of`."""
+    return device.type in GPUS or (as_trained and device.type == "cpu" and multiplies_bf16())
 
 
 def dataset_of(trained: Trained) -> AnyDataset:

@@ -72,6 +72,10 @@ class ActivatedThenLinear(Linear):
         self.recompute = False
 
     def _product(self, x_BTI: Tensor, bias_O: Tensor | None) -> Tensor:
+        if self.reordered is not None and plain_inference():
+            is_few = x_BTI.numel() <= FEW
+            value = self.activation.plain(x_BTI) if is_few else self.activation.value(x_BTI, None)
+            return self.reordered.linear(value, bias_O)
         if self.fp8 is not None:
             return self.fp8.linear(self.activation.plain(x_BTI), self.weight, bias_O)
         return activated_linear_(

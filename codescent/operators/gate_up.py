@@ -41,6 +41,9 @@ class GateUp(Linear):
         self.weight = nn.Parameter(torch.empty(outputs, 2, inputs))
 
     def _product(self, x_BTI: Tensor, bias_O: Tensor | None) -> Tensor:
+        if self.reordered is not None and plain_inference():
+            halves_2BTF = _by_half(self.reordered.linear(x_BTI))
+            return halves_2BTF if halves_2BTF.numel() <= FEW else halves_2BTF.contiguous()
         if self.fp8 is not None:
             return torch.stack([self.fp8.linear(x_BTI, half, None) for half in self.weight.unbind(1)])
         adapter = self.adapter
@@ -50,11 +53,15 @@ class GateUp(Linear):
             return torch.stack([product(x_BTI, matrix, None, half) for matrix, half in pairs])
         if plain_inference() and adapter is None and not self.packed and x_BTI.numel() <= FEW:
             # One product for both: the rows of a channel are adjacent, so its results are.
-            h_BTF2 = products.linear(x_BTI, self.weight.flatten(0, 1)).view(*x_BTI.shape[:-1], -1, 2)
-            return torch.movedim(h_BTF2, -1, 0)
+            return _by_half(products.linear(x_BTI, self.weight.flatten(0, 1)))
         inputs = (x_BTI, self.weight, self.deferred, self.packed, *(adapter or NO_ADAPTER))
         h_2BTF: Tensor = _GateUpProduct.apply(*inputs)  # type: ignore[no-untyped-call]
         return h_2BTF
+
+
+def _by_half(h_BTO: Tensor) -> Tensor:
+    """[2, B, T, F] of the results of both rows of each channel, which are adjacent."""
+    return torch.movedim(h_BTO.view(*h_BTO.shape[:-1], -1, 2), -1, 0)
 
 
 class _GateUpProduct(torch.autograd.Function):

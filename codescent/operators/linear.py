@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from codescent.operators import products
+from codescent.operators.compiled import plain_inference
 from codescent.operators.dropout import drop
 from codescent.operators.fp8 import Fp8
 from codescent.operators.nf4 import Packed
+from codescent.operators.reordered import Reordered
 from codescent.plan.activations import SMALL_BYTES
 
 # Shapes: B batch, T positions, N = B * T, I inputs, O outputs, R the adapter's rank.
@@ -77,6 +79,7 @@ class Linear(nn.Module):
         lora_magnitude: the lengths of the rows of W + scale B A (DoRA); None: they are as they are.
         fp8: computes the products in 8-bit floats; None: they are in the dtype of x.
         packed: gives the frozen weight, which is held in few bits; None: `weight` is what products read.
+        reordered: computes the product in passes of the engine, by a copy of the weight; None: `weight` is read.
         sum_ranks: function that adds squares of lengths over ranks; None: no function. Set if the inputs are split.
         adapter_dropout: probability of dropout of what the adapter reads.
         adapter_keys_B: see `Drops`; set for each micro-batch.
@@ -102,6 +105,7 @@ class Linear(nn.Module):
         self.register_parameter("lora_magnitude", None)
         self.packed: Packed | None = None
         self.fp8: Fp8 | None = None
+        self.reordered: Reordered | None = None
         self.sum_ranks: Callable[[Tensor], Tensor] | None = None
         self.scale, self.adapter_dropout, self.first_input = 0.0, 0.0, 0
         self.adapter_keys_B: Tensor | None = None
@@ -149,7 +153,14 @@ class Linear(nn.Module):
         scaled: Tensor = _WithMagnitude.apply(y, magnitude, lengths)  # type: ignore[no-untyped-call]
         return scaled
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is x W^T + b of `weight` as it is: no adapter, no 8-bit products, nothing packed."""
+        return self.fp8 is None and self.packed is None and self.lora_a is None
+
     def _product(self, x_BTI: Tensor, bias_O: Tensor | None) -> Tensor:
+        if self.reordered is not None and plain_inference():
+            return self.reordered.linear(x_BTI, bias_O)
         if self.fp8 is not None:
             return self.fp8.linear(x_BTI, self.weight, bias_O)
         if self.deferred is None:

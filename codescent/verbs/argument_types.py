@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from codescent.base.home import expanded, unknown_home
 from codescent.base.hub_name import is_hub_name, parse_model
@@ -102,6 +102,42 @@ def text(word: str) -> str:
     """A word that is not empty."""
     if not word.strip():
         raise argparse.ArgumentTypeError("is empty")
+    return word
+
+
+class GrammarWord(NamedTuple):
+    """A grammar as a command line names it: its kind, and its text or the file that has it."""
+
+    kind: Literal["json", "json_schema", "regex", "lark"]
+    value: str
+    is_file: bool
+
+
+def grammar(word: str) -> GrammarWord:
+    """What a generated text must be."""
+    name, _, value = word.partition("=")
+    if word == "json":
+        return GrammarWord("json", "", is_file=False)
+    if name == "regex" and value:
+        return GrammarWord("regex", value, is_file=False)
+    if name in ("json_schema", "lark") and value:
+        return GrammarWord("lark" if name == "lark" else "json_schema", str(path(value)), is_file=True)
+    raise argparse.ArgumentTypeError(f"{word!r} is none of json, json_schema=FILE, regex=EXPRESSION, lark=FILE")
+
+
+def token_bias(word: str) -> tuple[int, float]:
+    """A token's id, and what is added to its logit."""
+    token, _, bias = word.partition("=")
+    try:
+        return whole(token), float(bias)
+    except (ValueError, argparse.ArgumentTypeError) as error:
+        raise argparse.ArgumentTypeError(f"{word!r} is no ID=BIAS, such as 50256=-inf") from error
+
+
+def stop_text(word: str) -> str:
+    """A text that ends what is generated; white space, such as a line end, may be one."""
+    if not word:
+        raise argparse.ArgumentTypeError("is empty, and would end every text")
     return word
 
 

@@ -8,7 +8,18 @@ import argparse
 from codescent.base.device_kinds import AUTO, NAMES
 from codescent.base.rank import LOOPBACK
 from codescent.plan.flops import FlopFormula
-from codescent.verbs.argument_types import not_negative, path, path_or_hub, port, positive, text, whole
+from codescent.verbs.argument_types import (
+    grammar,
+    not_negative,
+    path,
+    path_or_hub,
+    port,
+    positive,
+    stop_text,
+    text,
+    token_bias,
+    whole,
+)
 from codescent.verbs.argument_words import CONFIG_HELP, DEVICE_HELP, OVERRIDES_HELP, TARGETS_HELP, checkpoint_arguments
 
 MODEL_HELP = "run folder, a checkpoint in it, or a Hugging Face folder"
@@ -22,9 +33,7 @@ def sample(verb: argparse.ArgumentParser) -> None:
     prompt_help = "text to continue; may be given several times"
     add("--prompt", dest="prompts", action="append", metavar="PROMPT", help=prompt_help)
     add("--tokens", type=positive, default=200, help="largest number of tokens to generate (default 200)")
-    add("--temperature", type=float, default=0.8, help="0: always the most probable token (default 0.8)")
-    add("--top-k", type=positive, help="sample only from the K most probable tokens")
-    add("--top-p", type=float, help="sample only from the most probable tokens whose probabilities sum to this value")
+    generation_arguments(verb)
     add("--seed", type=int, default=0, help="the same seed gives the same text (default 0)")
     add("--num", type=positive, default=1, help="number of texts for each prompt (default 1)")
     checkpoint_arguments(verb)
@@ -38,6 +47,12 @@ def generation_arguments(verb: argparse.ArgumentParser) -> None:
     add("--top-k", type=positive, help="sample only from the K most probable tokens")
     add("--top-p", type=float, help="sample only from the most probable tokens whose probabilities sum to this value")
     add("--min-p", type=float, help="sample only from tokens at least so many times as probable as the first")
+    stop_help = "end a text before this text; may be given several times"
+    add("--stop", type=stop_text, action="append", default=[], metavar="TEXT", help=stop_help)
+    bias_help = "add BIAS to the logit of token ID, -inf: never choose it; may be given several times"
+    add("--logit-bias", type=token_bias, action="append", default=[], metavar="ID=BIAS", help=bias_help)
+    grammar_help = "what a text must be: json, json_schema=FILE, regex=EXPRESSION or lark=FILE"
+    add("--grammar", type=grammar, metavar="KIND", help=grammar_help)
 
 
 def chat(verb: argparse.ArgumentParser) -> None:

@@ -21,6 +21,7 @@ from codescent.inference.dialogue import ChatDialogue, Dialogue, dialogue
 from codescent.inference.open import open_engine
 from codescent.inference.request import Finish, Sampling
 from codescent.tasks.conversations.messages import HALF, half_a_character
+from codescent.verbs.sampling_options import choices_of, problems_of, refuse_as_options
 
 ASKS = "> "
 """What a terminal shows where the user types."""
@@ -32,16 +33,9 @@ AND_MORE = "\\"
 
 def main(arguments: Namespace) -> int:
     """Talk until /exit, or the end of the input."""
-    sampling = Sampling(
-        temperature=arguments.temperature,
-        top_k=arguments.top_k,
-        top_p=arguments.top_p,
-        min_p=arguments.min_p,
-        seed=arguments.seed,
-        max_new_tokens=arguments.tokens,
-    )
+    sampling = Sampling(**choices_of(arguments), max_new_tokens=arguments.tokens)
     _refuse_bytes("--system: the text", arguments.system or "")
-    if problems := [f"--{problem.replace('_', '-', 1)}" for problem in sampling.problems()]:
+    if problems := list(problems_of(sampling)):
         raise UserError(*problems)
     opened = open_engine(
         arguments.run,
@@ -51,6 +45,7 @@ def main(arguments: Namespace) -> int:
         device=arguments.device,
         rows=1,
     )
+    refuse_as_options(opened.engine, sampling)
     talk = dialogue(opened, sampling, arguments.system or "")
     is_chat = isinstance(talk, ChatDialogue)
     what = "a chat model" if is_chat else "without a chat template: it continues the text that you begin"

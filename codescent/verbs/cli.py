@@ -25,6 +25,7 @@ from codescent.base.stopping import report_error
 from codescent.base.uncollected import uncollected
 from codescent.base.visible import one_line
 from codescent.launch.environment import read
+from codescent.launch.huge_pages import with_huge_pages
 from codescent.launch.once import say_once, say_once_or_tell
 from codescent.launch.spin import with_short_spin
 from codescent.meeting.agent_store import AgentValues, OpenAgent
@@ -63,6 +64,8 @@ OF_PATHS = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ER
 SHOWN_CHARS = 120
 READERS = ("sample", "evaluate", "export")
 """Subcommands that read a run folder."""
+GENERATORS = ("sample", "chat", "serve")
+"""Subcommands whose time is that of reading the weights for each token."""
 
 
 def run(words: Sequence[str], *, may_restart: bool = False) -> int:
@@ -110,6 +113,8 @@ def _run_verb(verb: str, arguments: Namespace, *, trains: bool) -> int:
 
             open_folder(arguments.folder)  # says so, without torch
         os.environ.update(with_short_spin(os.environ))  # before torch is imported, and for the ranks
+        if verb in GENERATORS:
+            os.environ.update(with_huge_pages(os.environ))
         with uncollected():
             act = getattr(import_module(f"codescent.verbs.{module}"), function)
         with in_a_sentence():

@@ -5,31 +5,34 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TextIO
 
 from codescent.base.errors import UserError
 from codescent.base.visible import visible
 from codescent.build import saved_plan
 from codescent.data.tokenizers.tokenizer import Tokenizer
+from codescent.inference.grammar import Grammar
 from codescent.inference.open import engine_of, find_generating, stops_of
 from codescent.inference.request import Finish, Output, Sampling
 from codescent.inference.trained import Trained, dataset_of, device_of
 from codescent.tasks.conversations.messages import HALF, half_a_character
 from codescent.tasks.task import Prompts
+from codescent.verbs.sampling_options import choices_of, problems_of, refuse_as_options
 
 ROWS = 64
 """Texts that are generated at a time; others wait."""
 MOST_TEXTS = 100_000
 """More texts would be held in memory before the first of them is seen."""
-_OPTIONS = {"max_new_tokens": "tokens"}
 
 
 def main(arguments: Namespace) -> int:
     """Generate texts and write them to standard output."""
-    sample_run(**vars(arguments))
+    choices = choices_of(arguments)
+    sample_run(**vars(arguments), **choices)
     return 0
 
 
@@ -45,6 +48,10 @@ def sample_run(
     device: str = "auto",
     out: TextIO | None = None,
     *,
+    min_p: float | None = None,
+    stop: Sequence[str] = (),
+    logit_bias: Mapping[int, float] = MappingProxyType({}),
+    grammar: Grammar | None = None,
     best: bool = False,
     step: int | None = None,
     ema: bool = False,
@@ -58,7 +65,8 @@ def sample_run(
         prompts: texts to continue, or user messages if the run has a chat template; None: one text that begins a
             document, or the answer to "Hello".
         tokens: largest number of new tokens of a text; a text ends earlier if the model ends the document.
-        temperature, top_k, top_p, seed: see `Sampling`. The same seed on the same machine gives the same texts.
+        temperature, top_k, top_p, min_p, seed, stop, logit_bias, grammar: see `Sampling`. The same seed on the same
+            machine gives the same texts. A stop text is looked for in what is generated, not in the prompt.
         num: number of texts for each prompt.
         device: "auto", "cpu", "cuda", "xpu" or "mps".
         out: where to write; None: standard output, with control characters made visible (`visible`).
@@ -75,8 +83,19 @@ def sample_run(
         UserError: all problems that are found before the model is loaded, or a damaged checkpoint.
     """
     where = device_of(device)
-    sampling = Sampling(temperature, top_k, top_p, seed=seed, max_new_tokens=tokens, slides=True)
-    problems = [*map(_of_option, sampling.problems()), *([where] if isinstance(where, str) else [])]
+    sampling = Sampling(
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        seed=seed,
+        max_new_tokens=tokens,
+        stop=tuple(stop),
+        logit_bias=logit_bias,
+        grammar=grammar,
+        slides=True,
+    )
+    problems = [*problems_of(sampling), *([where] if isinstance(where, str) else [])]
     problems += [f"--num {num}: must be at least 1"] if num < 1 else []
     try:
         trained, tokenizer = find_generating(Path(run), best=best, step=step, ema=ema)
@@ -90,14 +109,9 @@ def sample_run(
         each = f" for each of {len(starts)} prompts" if len(starts) > 1 else ""
         raise UserError(f"--num {num}{each}: {total:,} texts; at most {MOST_TEXTS:,}")
     engine = engine_of(trained, tokenizer, where, stops_of(prompter), rows=min(ROWS, total))
+    refuse_as_options(engine, sampling)
     texts, ids = zip(*(start for start in starts for _ in range(num)))
     return _write(texts, engine.texts(ids, [replace(sampling, number=number) for number in range(total)]), out)
-
-
-def _of_option(problem: str) -> str:
-    """A problem of a `Sampling`, as one of the option that set it."""
-    name, _, rest = problem.partition(" ")
-    return f"--{_OPTIONS.get(name, name).replace('_', '-')} {rest}"
 
 
 def _example(trained: Trained, tokenizer: Tokenizer) -> list[tuple[str, list[int]]] | None:
