@@ -77,7 +77,11 @@ def test_a_rank_computes_what_is_declared(forker: Forker, tmp_path: Path, half: 
 @pytest.mark.slow
 @pytest.mark.parametrize("recompute", RECOMPUTES)
 def test_a_rank_computes_what_is_declared_of_every_kind(forker: Forker, tmp_path: Path, recompute: str) -> None:
-    check(forker, tmp_path, {name: of_kind(name, recompute=recompute) for name in WHOLE if computes_again(name, recompute)})
+    check(
+        forker,
+        tmp_path,
+        {name: of_kind(name, recompute=recompute) for name in WHOLE if computes_again(name, recompute)},
+    )
 
 
 @pytest.mark.slow

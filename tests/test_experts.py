@@ -232,7 +232,11 @@ def test_impossible_sizes_are_refused(changes: dict[str, Any], message: str) -> 
 @pytest.mark.parametrize(
     ("model", "more", "message"),
     [
-        ({}, {"parallel": {"recompute": "products"}}, 'recompute = "products": keeps the products of whole layers'),
+        (
+            {},
+            {"parallel": {"recompute": "products"}},
+            'recompute = "products": keeps the products of whole layers.*"selective" or "full" or "none"',
+        ),
         ({}, {"train": {"compile": "blocks"}}, 'compile = "blocks": model.kind = "llama" with model.num_experts'),
         ({"num_experts": None, "experts_per_token": None}, {"train": {"balance_loss": 0.1}}, "no layer of the model"),
         ({}, {"train": {"balance_rate": 0.1}}, "routers of the model have no biases"),
