@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd import grad
 
 from codescent import models, tasks
+from codescent.base.errors import UserError
 from codescent.build import build
 from codescent.config.sections import Config, Data, Model, Train
 from codescent.data.loader import Batch
@@ -28,6 +29,7 @@ from codescent.huggingface.initial import InitialValues
 from codescent.models.part import Part
 from codescent.operators.token_losses import token_losses
 from codescent.plan.objective import Objective
+from codescent.tasks.preferences.encode import write_preferences
 from codescent.tasks.preferences.lines import read_judged
 from codescent.tasks.preferences.samples import PreferenceSource, cut_to
 from codescent.train.references import key_of
@@ -303,6 +305,18 @@ def test_a_prompt_that_is_not_given_is_what_both_texts_begin_with(tmp_path: Path
     (one,) = read_judged(file, Data(task="dpo"), with_template=False, singles=False)
     texts = [messages[0]["content"] for messages in (one.prompt, *one.answers)]
     assert texts == ["Q: up? A: i", "t is", "n"] or texts == ["Q: up? A:", " it is", " in"]
+
+
+def test_an_answer_without_a_token_is_refused(tmp_path: Path) -> None:
+    """Fault: a tokenizer that leaves out what it does not know makes an answer of no token, which is compared."""
+    vocabulary = tokenizers.models.BPE(vocab={"a": 0, "b": 1}, merges=[])
+    tokenizers.Tokenizer(vocabulary).save(str(tmp_path / "tokenizer.json"))
+    lines = [{"prompt": "ab", "chosen": "a", "rejected": rejected} for rejected in ("b", "zz", "b", "ba")]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    corpus, tokenizer = str(tmp_path / "pairs.jsonl"), str(tmp_path / "tokenizer.json")
+    data = Data(task="dpo", corpus=corpus, tokenizer=tokenizer, template="{prompt}{response}")
+    with pytest.raises(UserError, match=r"pairs\.jsonl:2: the answer has no token with this tokenizer"):
+        write_preferences(data, None, tmp_path, False, answers=0)
 
 
 def test_references_are_of_one_model_and_shared_by_losses_and_layouts() -> None:

@@ -229,6 +229,7 @@ REFUSED = [
         ("train.preference=kto",),
         "an answer that is judged by itself needs a prompt",
     ),
+    (TEXT, ("data.chosen_key=prompt",), 'data.prompt_key, data.chosen_key: both are "prompt"'),
     (TEXT, ("train.compile=model",), 'train.compile = "model": data.task = "dpo" has tokens without a target'),
     (TEXT, ("data.documents=separate",), "its samples always keep their answers apart; leave data.documents out"),
     (TEXT, ("model.kind=bert", "data.tokenizer=bert:vocab.txt"), 'data.task = "dpo": model.kind = "bert" is trained'),
@@ -245,4 +246,5 @@ def test_what_is_refused(
     found = refused(runs.project, capsys, *SIZES, "data.corpus=bad.jsonl", "train.global_batch_size=2", *words)
     assert said in found
     assert "Traceback" not in found
+    assert len(set(found.splitlines())) == len(found.splitlines())  # nothing is said twice
     assert line == TEXT or "bad.jsonl:" in found
