@@ -288,8 +288,11 @@ def test_sizes_and_layouts_that_nf4_cannot_have() -> None:
     """Fault: blocks that another layout would cut elsewhere, so that its losses are others."""
     model = {"num_layers": 2, "num_heads": 2, "hidden_dim": 128, "ffn_dim": 320, "seq_len": 16, "vocab_size": 31}
     lora = {"rank": 2, "quantize": "nf4"}
-    with pytest.raises(UserError, match=r"2 parts of the 320 inputs of the MLP output would cut some of them"):
+    with pytest.raises(UserError, match=r"2 parts of the inputs of mlp\.down \(320\) would cut some of them"):
         build(Config.model_validate({"model": model, "lora": lora, "parallel": {"tp": 2}}), 31, 2)
+    experts = {"kind": "llama", "num_experts": 2, "experts_per_token": 1, "shared_dim": 192}
+    with pytest.raises(UserError, match=r"parts of the inputs of mlp\.shared\.down \(192\) would cut"):
+        build(Config.model_validate({"model": model | experts, "lora": lora, "parallel": {"tp": 2}}), 31, 2)
     with pytest.raises(UserError, match=r"attn\.qkv has 48 inputs, and 64 of a row have one scale"):
         build(Config.model_validate({"model": model | {"hidden_dim": 48}, "lora": lora}), 31, 1)
     with pytest.raises(ValueError, match="quantized matrices stay on the device"):

@@ -3,7 +3,7 @@ Does not start ranks: test_expert_parallel does. Folders of Hugging Face: test_f
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,11 +16,13 @@ from codescent.build import build
 from codescent.config.optimizer import Optimizer as OptimizerConfig
 from codescent.config.sections import Config
 from codescent.models.initialize import initialize_
+from codescent.models.part import Part
 from codescent.operators import grouped
 from codescent.operators.experts import Experts, Router, feed_forwards
 from codescent.operators.gated import SWIGLU
 from codescent.operators.routing import RouterTraits, choose, every_slot, few_slots, losses
 from codescent.plan import Objective
+from codescent.plan.objective import Preference
 from codescent.train.optimize import Optimizer, Weight
 
 SIZES: dict[str, Any] = {"num_layers": 3, "num_heads": 4, "num_kv_heads": 2, "hidden_dim": 32, "ffn_dim": 48}
@@ -101,10 +103,12 @@ def test_products_of_one_kernel_are_those_of_a_loop(monkeypatch: pytest.MonkeyPa
         torch.testing.assert_close(mine, expected)
 
 
-@pytest.mark.parametrize("name", ["mixtral", "deepseek"])
-def test_gradients_of_the_losses_of_a_router_are_those_of_autograd(name: str) -> None:
-    """Fault: the losses of a router have a wrong gradient, or change the output of the layer."""
+@pytest.mark.parametrize(("name", "per_sample"), [("mixtral", None), ("deepseek", None), ("mixtral", 1.0)])
+def test_gradients_of_the_losses_of_a_router_are_those_of_autograd(name: str, per_sample: float | None) -> None:
+    """Fault: the losses of a router have a wrong gradient, or change the output of the layer; of pairs of answers they
+    are sums over tokens."""
     made = layer(TRAITS[name])
+    made.router.losses_per_sample, of_tokens = per_sample, 1.0 if per_sample is None else 1 / 6
     made.router.objective, made.router.loss_scale = Objective(balance_loss=0.3, router_z_loss=0.2), 0.5
     x_BTD = torch.randn(2, 6, 16, dtype=DOUBLE)
     mine = x_BTD.clone().requires_grad_()
@@ -114,7 +118,7 @@ def test_gradients_of_the_losses_of_a_router_are_those_of_autograd(name: str) ->
     again_BTD, logits_BTE = plainly(made, expected)
     logits_NE = logits_BTE.flatten(0, 1)
     found = losses(logits_NE, choose(logits_NE, made.router.traits), samples=2)
-    (again_BTD.square().sum() + 0.5 * (0.3 * found.balance + 0.2 * found.z)).backward()
+    (again_BTD.square().sum() + 0.5 * of_tokens * (0.3 * found.balance + 0.2 * found.z)).backward()
     torch.testing.assert_close(y_BTD, again_BTD)
     torch.testing.assert_close(mine.grad, expected.grad, atol=1e-12, rtol=1e-10)
     *counts, tokens, balance, z, dropped = made.router.taken().tolist()
@@ -181,6 +185,17 @@ def test_slots_are_a_place_for_each_choice_of_a_token() -> None:
     assert few.tokens_R.tolist() == [0, 4, 2, 3, 1, 3]
 
 
+def test_with_pairs_of_answers_losses_of_routers_are_means_over_tokens() -> None:
+    """Fault: with a loss of each pair the coefficients of routers count as many times as a pair has tokens."""
+    facts = models.facts_of("llama", models.shape_of("llama", SIZES))
+    model = cast(Part, models.construct(facts, "cpu"))
+    model.losses_per_sample = 1
+    for preference, expected in ((None, None), (Preference("simpo", 2.0), 1.0)):
+        model.objective = Objective(balance_loss=0.5, preference=preference)
+        model(torch.zeros(2, 16, dtype=torch.int64))
+        assert [router.losses_per_sample for router in model.routers.values()] == [expected] * 3
+
+
 def test_samples_do_not_depend_on_each_other() -> None:
     """Fault: a capacity or a loss of balance of the whole micro-batch, so that the layout would decide the losses."""
     shape = models.shape_of("llama", SIZES | {"capacity_factor": 0.75})
@@ -220,7 +235,7 @@ def test_flops_count_the_experts_of_a_token() -> None:
         ({"mup_base_dim": 16}, "mu-P has no rule for routers"),
         ({"route_groups": 3, "groups_per_token": 2}, "route_groups = 3: 4 experts do not divide"),
         ({"route_groups": 2}, "give both, or neither"),
-        ({"route_groups": 4, "groups_per_token": 1}, "1 groups have 1 experts, fewer than a token chooses"),
+        ({"route_groups": 4, "groups_per_token": 1}, "1 group of 1 expert each: fewer experts than a token chooses"),
     ],
 )
 def test_impossible_sizes_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -232,7 +247,12 @@ def test_impossible_sizes_are_refused(changes: dict[str, Any], message: str) -> 
 @pytest.mark.parametrize(
     ("model", "more", "message"),
     [
-        ({}, {"parallel": {"recompute": "products"}}, 'recompute = "products": keeps the products of whole layers'),
+        (
+            {},
+            {"parallel": {"recompute": "products"}},
+            'recompute = "products": keeps the products of whole layers.*"selective" or "full" or "none"',
+        ),
+        ({}, {"parallel": {"data_parallel": 1024}}, "data_parallel = 1024: torch.nn.DataParallel copies modules"),
         ({}, {"train": {"compile": "blocks"}}, 'compile = "blocks": model.kind = "llama" with model.num_experts'),
         ({"num_experts": None, "experts_per_token": None}, {"train": {"balance_loss": 0.1}}, "no layer of the model"),
         ({}, {"train": {"balance_rate": 0.1}}, "routers of the model have no biases"),

@@ -183,7 +183,12 @@ def config(train: dict[str, Any] | None = None, **sections: dict[str, Any]) -> C
         ({"train": {"fp8": "tensorwise", "microbatch_size": 2}}, 1, "must be one micro-batch on one rank"),
         ({"train": {"fp8": "tensorwise"}, "parallel": {"dp_replicate": 2}}, 2, "must be one micro-batch on one rank"),
         ({"train": {"fp8": "tensorwise"}, "parallel": {"data_parallel": 2}}, 1, "must be one micro-batch on one rank"),
-        ({"model": {"hidden_dim": 36}}, 1, "model.hidden_dim = 36 must be a multiple of 16"),
+        ({"model": {"hidden_dim": 36}}, 1, "must be multiples of 16: attn.qkv (108 x 36), attn.out (36 x 36), mlp.up"),
+        (
+            {"model": {"kind": "llama", "ffn_dim": 40, "num_experts": 2, "experts_per_token": 1, "shared_dim": 24}},
+            1,
+            "must be multiples of 16: mlp.shared.gate_up (24 x 32), mlp.shared.down (32 x 24); nearest",
+        ),
     ],
 )
 def test_what_cannot_have_products_in_fp8(given: dict[str, Any], ranks: int, said: str) -> None:

@@ -21,14 +21,18 @@ from torch import Tensor
 from torch.autograd import grad
 
 from codescent import models, tasks
-from codescent.config.sections import Data, Model, Train
+from codescent.base.errors import UserError
+from codescent.build import build
+from codescent.config.sections import Config, Data, Model, Train
 from codescent.data.loader import Batch
 from codescent.huggingface.initial import InitialValues
 from codescent.models.part import Part
 from codescent.operators.token_losses import token_losses
 from codescent.plan.objective import Objective
+from codescent.tasks.preferences.encode import write_preferences
 from codescent.tasks.preferences.lines import read_judged
 from codescent.tasks.preferences.samples import PreferenceSource, cut_to
+from codescent.train.references import key_of
 
 SIZES = {"vocab_size": 260, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
@@ -301,3 +305,38 @@ def test_a_prompt_that_is_not_given_is_what_both_texts_begin_with(tmp_path: Path
     (one,) = read_judged(file, Data(task="dpo"), with_template=False, singles=False)
     texts = [messages[0]["content"] for messages in (one.prompt, *one.answers)]
     assert texts == ["Q: up? A: i", "t is", "n"] or texts == ["Q: up? A:", " it is", " in"]
+
+
+def test_an_answer_without_a_token_is_refused(tmp_path: Path) -> None:
+    """Fault: a tokenizer that leaves out what it does not know makes an answer of no token, which is compared."""
+    vocabulary = tokenizers.models.BPE(vocab={"a": 0, "b": 1}, merges=[])
+    tokenizers.Tokenizer(vocabulary).save(str(tmp_path / "tokenizer.json"))
+    lines = [{"prompt": "ab", "chosen": "a", "rejected": rejected} for rejected in ("b", "zz", "b", "ba")]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    corpus, tokenizer = str(tmp_path / "pairs.jsonl"), str(tmp_path / "tokenizer.json")
+    data = Data(task="dpo", corpus=corpus, tokenizer=tokenizer, template="{prompt}{response}")
+    with pytest.raises(UserError, match=r"pairs\.jsonl:2: the answer has no token with this tokenizer"):
+        write_preferences(data, None, tmp_path, False, answers=0)
+
+
+def test_references_are_of_one_model_and_shared_by_losses_and_layouts() -> None:
+    """Fault: a run with products in fp8 or with quantized weights reads the numbers of another model."""
+    sizes = {"num_layers": 2, "num_heads": 2, "hidden_dim": 64, "seq_len": 16}
+    given: dict[str, dict[str, Any]] = {
+        "data": {"task": "dpo", "tokenizer": "byte"},
+        "model": sizes,
+        "lora": {"rank": 2},
+    }
+
+    def of(ranks: int = 1, **more: dict[str, Any]) -> dict[str, Any]:
+        merged = {name: {**given.get(name, {}), **more.get(name, {})} for name in given | more}
+        plan = build(Config.model_validate(merged), 256, ranks)
+        return key_of(plan, "samples", "weights")
+
+    first = of()
+    assert of(train={"preference": "ipo", "beta": 0.3}) == first
+    assert of(2, parallel={"tp": 2}) == first
+    assert of(lora={"quantize": "nf4"}) != first
+    assert of(train={"precision": "bf16"}) != first
+    without = of(lora={"rank": None})
+    assert of(lora={"rank": None}, train={"fp8": "rowwise", "fp8_emulated": True}) != without

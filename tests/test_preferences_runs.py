@@ -179,6 +179,23 @@ def test_a_reference_is_computed_once_and_damage_is_found(runs: Runs) -> None:
 
 
 @pytest.mark.slow
+def test_a_reference_has_the_adapters_that_a_run_begins_with(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fault: a run that begins with trained adapters compares with the model without them, as an earlier run did."""
+    few = ("train.num_steps=1", "train.eval_every=0", "data.folder=begun", "optimizer.learning_rate=0.1")
+    exported = [str(runs.project / name) for name in ("base", "adapters")]
+    assert called(runs.project, "export", str(runs.run(1, *few).path), exported[0]).returncode == 0
+    tuned = ("model.weights=base", "lora.rank=2", *few)
+    first = runs.run(1, *tuned)
+    assert called(runs.project, "export", str(first.path), exported[1], "--adapters").returncode == 0
+    began = [runs.run(1, *words) for words in ((*tuned, "lora.weights=adapters"), ("model.adapters=adapters", *tuned))]
+    for run in (first, *began):
+        rows = run.read_metrics()
+        assert rows[0]["train_loss"] == pytest.approx(0.6931471805599453, abs=1e-9)
+        assert rows[0]["reward_accuracy"] == 0.0
+    assert len(list((runs.project / "begun").glob("references-*"))) == 2 * 4
+
+
+@pytest.mark.slow
 def test_a_model_learns_what_is_preferred_and_is_scored(runs: Runs) -> None:
     """Fault: rewards have the wrong sign, or evaluate compares other answers than training."""
     words = ("train.precision=fp32", "train.num_steps=60", "train.eval_every=30", "optimizer.learning_rate=1e-2")
@@ -212,6 +229,7 @@ REFUSED = [
         ("train.preference=kto",),
         "an answer that is judged by itself needs a prompt",
     ),
+    (TEXT, ("data.chosen_key=prompt",), 'data.prompt_key, data.chosen_key: both are "prompt"'),
     (TEXT, ("train.compile=model",), 'train.compile = "model": data.task = "dpo" has tokens without a target'),
     (TEXT, ("data.documents=separate",), "its samples always keep their answers apart; leave data.documents out"),
     (TEXT, ("model.kind=bert", "data.tokenizer=bert:vocab.txt"), 'data.task = "dpo": model.kind = "bert" is trained'),
@@ -228,4 +246,5 @@ def test_what_is_refused(
     found = refused(runs.project, capsys, *SIZES, "data.corpus=bad.jsonl", "train.global_batch_size=2", *words)
     assert said in found
     assert "Traceback" not in found
+    assert len(set(found.splitlines())) == len(found.splitlines())  # nothing is said twice
     assert line == TEXT or "bad.jsonl:" in found

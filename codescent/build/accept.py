@@ -18,7 +18,7 @@ from codescent.build.rules import MAX_MICROBATCHES, batch_of, stages_of, unsuppo
 from codescent.config.decided import with_samples
 from codescent.config.rate_schedules import end_of_decay, unread
 from codescent.config.update_rules import own_rule
-from codescent.plan import AXES, MOST_RANKS, Layout, Mesh, Scalar, Work
+from codescent.plan import AXES, MOST_RANKS, Layout, Mesh, Scalar, Work, product_of
 from codescent.strategies import ORDER, Candidate
 from codescent.strategies.muon import decided
 from codescent.strategies.refusals import near_copies, near_meshes, near_ranks, too_long
@@ -269,10 +269,7 @@ def _too_many(config: Config, mesh: Mesh, world_size: int) -> Iterator[str]:
 
 def _equation(config: Config) -> str:
     degrees = {axis: getattr(config.parallel, axis) for axis in AXES}
-    shown = {axis: degree for axis, degree in degrees.items() if degree is not None}
-    if shown.get("ep") == 1:  # most models have no experts, and their users need not know the axis
-        del shown["ep"]
-    return " x ".join(f"{axis} {degree}" for axis, degree in shown.items())
+    return product_of({axis: degree for axis, degree in degrees.items() if degree is not None})
 
 
 def _misfit(config: Config, mesh: Mesh, ranks: int) -> Refusal | None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from codescent import models, tasks
 from codescent.base.nearest import divisors, nearest_divisors, nearest_multiples
 from codescent.base.refusal import Change, Refusal, each
-from codescent.build import experts, mtp, mup, rollouts
+from codescent.build import experts, mtp, mup, narrow, rollouts
 from codescent.build.resolve import Resolved
 from codescent.config.contradictions import contradictions
 from codescent.config.decided import undivided
@@ -109,12 +109,16 @@ def _without(refused: Mapping[str, str], candidate: Candidate) -> Iterator[str]:
             yield Refusal(f"parallel.{key} = {str(value).lower()}: {why}", without)
 
 
-def _without_values(refused: Mapping[str, tuple[tuple[object, ...], str]], candidate: Candidate) -> Iterator[Refusal]:
+def _without_values(
+    refused: Mapping[str, tuple[tuple[object, ...], str]], parallel: Parallel, candidate: Candidate
+) -> Iterator[Refusal]:
     """A problem for each key of [parallel] with a value that the model does not support."""
     for key, (values, why) in refused.items():
         if (value := getattr(candidate.layout, key)) in values:
-            default = getattr(type(candidate.layout), key)
-            yield Refusal(f"parallel.{key} = {json.dumps(value)}: {why}", [Change({f"parallel.{key}": default})])
+            field = type(parallel).model_fields[key]
+            words = [word for word in get_args(field.annotation) if word != field.default]  # numbers have none
+            others = [Change({f"parallel.{key}": one}) for one in (*words, field.default) if one not in values]
+            yield Refusal(f"parallel.{key} = {json.dumps(value)}: {why}", others)
 
 
 def _one(candidate: Candidate, axis: str) -> list[Change]:
@@ -139,7 +143,7 @@ def unsupported(config: Config, resolved: Resolved, candidate: Candidate) -> Ite
     yield from _without(resolved.shape.refuses, candidate)
     if not candidate.update.get("elementwise", True):
         yield from _without(dict.fromkeys(("tp", "dp_shard"), _WHOLE.format(config.optimizer.kind)), candidate)
-    yield from _without_values(resolved.shape.refuses_values, candidate)
+    yield from _without_values(resolved.shape.refuses_values, config.parallel, candidate)
     yield from tasks.refusals(resolved.request)
     if config.log.sample_tokens and not models.generates(kind):
         yield Refusal(
@@ -165,6 +169,7 @@ def unsupported(config: Config, resolved: Resolved, candidate: Candidate) -> Ite
     yield from mtp.refusals(config, resolved.request)
     if tasks.task_of(resolved.request).policy(resolved.request) is not None:
         yield from rollouts.refusals(config, resolved.shape, candidate)
+    yield from narrow.refusals(resolved, candidate)
     if config.train.ema:
         yield from _without_average(config, candidate)
     if config.train.cuda_graphs and (number := candidate.work.num_microbatches) > 1:

@@ -12,6 +12,7 @@ import torch
 
 from codescent import models
 from codescent.base.torch_dtypes import TORCH_DTYPE
+from codescent.huggingface.folder import Folder
 from codescent.huggingface.merged import open_weights
 from codescent.huggingface.peft_folder import PeftFolder, open_start
 from codescent.huggingface.read import box
@@ -66,10 +67,7 @@ class InitialValues:
 
     @cached_property
     def _start(self) -> PeftFolder | None:
-        lora = self._model.lora
-        if lora is None or lora.start is None or self.weights is None:
-            return None
-        return open_start(Path(lora.start), self.weights.folder, lora)
+        return None if self.weights is None else start_of(self._model, self.weights.folder)
 
     def held(self, parameter: Parameter, slices: tuple[slice, ...]) -> torch.Tensor:
         """The values of a box of a frozen parameter as a run computes with them: in its precision, or quantized."""
@@ -120,6 +118,13 @@ class InitialValues:
             values = self.box(parameter, slices)
             tensor.copy_(values)
         return is_finite(values)
+
+
+def start_of(model: ModelFacts, folder: Folder) -> PeftFolder | None:
+    """The adapters with which a run begins, given the folder of its weights; None: they are new. Raises UserError: see
+    `open_start`."""
+    lora = model.lora
+    return None if lora is None or lora.start is None else open_start(Path(lora.start), folder, lora)
 
 
 def is_finite(values: torch.Tensor) -> bool:

@@ -45,6 +45,8 @@ class Router(nn.Module):
         traits: how it chooses.
         objective: coefficients of its auxiliary losses.
         loss_scale: factor on their gradients, that of the run's loss.
+        losses_per_sample: of the run's loss, on this rank, if it counts samples or answers and not their tokens; None:
+            it counts tokens. Then losses of routers are means over tokens all the same.
         share: this rank's share of their gradients, if several ranks compute the same tokens.
     """
 
@@ -56,6 +58,7 @@ class Router(nn.Module):
         self.weight = nn.Parameter(torch.empty(traits.experts, inputs))
         self.bias = nn.Parameter(torch.empty(traits.experts)) if bias else None
         self.objective, self.loss_scale, self.share = CROSS_ENTROPY, 1.0, 1.0
+        self.losses_per_sample: float | None = None
         self._seen: Tensor | None = None
 
     def forward(self, x_ND: Tensor, samples: int) -> Routing:
@@ -71,7 +74,8 @@ class Router(nn.Module):
         def note() -> None:
             self._note(choices_of_samples(choice.experts_NK, samples, self.traits.experts), sums, len(x_ND))
 
-        weights_NK = attached(choice.weights_NK, auxiliary, self.loss_scale * self.share, note)
+        of_tokens = 1.0 if self.losses_per_sample is None else self.losses_per_sample * samples / len(x_ND)
+        weights_NK = attached(choice.weights_NK, auxiliary, self.loss_scale * self.share * of_tokens, note)
         if self.bias is not None:
             weights_NK = with_loads(weights_NK, self.bias, choice.experts_NK)
         return choice._replace(weights_NK=weights_NK)

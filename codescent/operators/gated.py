@@ -16,29 +16,31 @@ from codescent.operators.linear import is_kept
 # swiglu(g, u) = silu(g) u,  silu(g) = g sigmoid(g)  (Shazeer 2020, "GLU Variants Improve Transformer", equation 6)
 # geglu(g, u) = gelu(g) u  (the same equation), with gelu in its tanh form, as in activations.py
 
-Piece = Callable[[Tensor, Tensor, bool], tuple[Tensor, Tensor | None, Tensor]]
-"""g, u, whether slopes are wanted -> the value, its slope in g, its slope in u. Unwanted slopes may be wrong."""
+Piece = Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
+"""g, u, memory for the value, memory for the slopes in g and in u or None. The memory of the slopes may be that of g
+and u: it is written when these have been read."""
 
 
-def _swiglu(g: Tensor, u: Tensor, wants: bool) -> tuple[Tensor, Tensor | None, Tensor]:
+def _swiglu(g: Tensor, u: Tensor, value: Tensor, slopes: Tensor | None) -> None:
     """The slope in g is u silu'(g) = u s + silu(g) u (1 - s), s = sigmoid(g): from the value to u, with weight s."""
     s = torch.sigmoid(g)
     silu = g * s
-    if not wants:
-        return silu.mul_(u), None, silu
-    value = silu * u
-    return value, torch.lerp(value, u, s, out=s), silu
+    torch.mul(silu, u, out=value)
+    if slopes is not None:
+        torch.lerp(value, u, s, out=slopes[0])
+        slopes[1] = silu
 
 
-def _geglu(g: Tensor, u: Tensor, wants: bool) -> tuple[Tensor, Tensor | None, Tensor]:
+def _geglu(g: Tensor, u: Tensor, value: Tensor, slopes: Tensor | None) -> None:
     """gelu(g) = g s, s = sigmoid(g (A + B g^2)); gelu'(g) = s + gelu(g) (1 - s) (A + 3 B g^2)."""
     square = g * g
     s = torch.sigmoid((GELU_A + GELU_B * square).mul_(g))
     gelu = g * s
-    if not wants:
-        return gelu.mul_(u), None, gelu
-    slope = square.mul_(3.0 * GELU_B).add_(GELU_A).mul_(gelu).mul_(1.0 - s).add_(s)
-    return gelu * u, slope.mul_(u), gelu
+    torch.mul(gelu, u, out=value)
+    if slopes is not None:
+        slope = square.mul_(3.0 * GELU_B).add_(GELU_A).mul_(gelu).mul_(1.0 - s).add_(s)
+        torch.mul(slope, u, out=slopes[0])
+        slopes[1] = gelu
 
 
 def _value(piece: Piece, h_2BTF: Tensor, out_slopes: Tensor | None) -> Tensor:
@@ -51,10 +53,14 @@ def _value(piece: Piece, h_2BTF: Tensor, out_slopes: Tensor | None) -> Tensor:
     work = torch.promote_types(h_2BTF.dtype, torch.float32)
     slopes = _pieces(h_2BTF if out_slopes is None else out_slopes)
     for part_2X, slopes_2X, value_1X in zip(_pieces(h_2BTF), slopes, _pieces(value_BTF[None]), strict=True):
-        g, u = part_2X.to(work)
-        value_1X[0], slope_in_g, slope_in_u = piece(g, u, out_slopes is not None)
-        if slope_in_g is not None:
-            slopes_2X[0], slopes_2X[1] = slope_in_g, slope_in_u
+        if h_2BTF.dtype == work:
+            piece(part_2X[0], part_2X[1], value_1X[0], None if out_slopes is None else slopes_2X)
+            continue
+        wide_2X, wide_X = part_2X.to(work), torch.empty(part_2X.shape[1], dtype=work, device=part_2X.device)
+        piece(wide_2X[0], wide_2X[1], wide_X, None if out_slopes is None else wide_2X)
+        value_1X[0] = wide_X
+        if out_slopes is not None:
+            slopes_2X.copy_(wide_2X)
     return value_BTF
 
 
@@ -74,7 +80,7 @@ def _gated(plain: Callable[[Tensor], Tensor], piece: Piece) -> Activation:
     return Activation(
         plain=by_torch,
         value=lambda h_2BTF, out_slopes: _value(piece, h_2BTF, out_slopes),
-        gradient=lambda slopes_2BTF, d_value_NF: slopes_2BTF * d_value_NF.view_as(slopes_2BTF[0]),
+        gradient=lambda slopes_2BTF, d_value_NF: slopes_2BTF.mul_(d_value_NF.view_as(slopes_2BTF[0])),
         keeps=lambda h_2BTF: is_kept(h_2BTF[0]),
     )
 

@@ -102,11 +102,13 @@ class Slots(NamedTuple):
         slots_NK: the row of each choice of a token; -1: its expert takes no more, so the choice is dropped.
         tokens_R: the token of each row; -1: a row without one.
         counts_E: rows of each expert.
+        gaps: whether an index may be -1.
     """
 
     slots_NK: Tensor
     tokens_R: Tensor
     counts_E: Tensor
+    gaps: bool
 
 
 def every_slot(experts_NK: Tensor, experts: int) -> Slots:
@@ -116,7 +118,7 @@ def every_slot(experts_NK: Tensor, experts: int) -> Slots:
     slots_R = torch.empty_like(order_R)
     slots_R[order_R] = torch.arange(len(order_R), device=order_R.device)
     counts_E = torch.bincount(flat_R, minlength=experts)
-    return Slots(slots_R.view_as(experts_NK), order_R // experts_NK.shape[1], counts_E)
+    return Slots(slots_R.view_as(experts_NK), order_R // experts_NK.shape[1], counts_E, gaps=False)
 
 
 def few_slots(experts_NK: Tensor, experts: int, samples: int, slots: int) -> Slots:
@@ -137,18 +139,18 @@ def few_slots(experts_NK: Tensor, experts: int, samples: int, slots: int) -> Slo
     numbers_NK = torch.arange(tokens, device=experts_NK.device)[:, None].expand_as(slots_NK)
     tokens_R[slots_NK.where(slots_NK >= 0, rows)] = numbers_NK  # what is dropped goes to a row that nobody reads
     counts_E = experts_NK.new_full((experts,), samples * slots)
-    return Slots(slots_NK, tokens_R[:rows].clone(), counts_E)
+    return Slots(slots_NK, tokens_R[:rows].clone(), counts_E, gaps=True)
 
 
 def dispatched(x_ND: Tensor, slots: Slots) -> Tensor:
     """The rows of all experts: [R, D]. A row without a token is 0."""
-    rows_RD: Tensor = _Dispatched.apply(x_ND, slots.slots_NK, slots.tokens_R)  # type: ignore[no-untyped-call]
+    rows_RD: Tensor = _Dispatched.apply(x_ND, slots.slots_NK, slots.tokens_R, slots.gaps)  # type: ignore[no-untyped-call]
     return rows_RD
 
 
 def combined(rows_RD: Tensor, weights_NK: Tensor, slots: Slots) -> Tensor:
     """The sum of each token's rows, times their weights: [N, D]. What was dropped counts as 0."""
-    sum_ND: Tensor = _Combined.apply(rows_RD, weights_NK, slots.slots_NK, slots.tokens_R)  # type: ignore[no-untyped-call]
+    sum_ND: Tensor = _Combined.apply(rows_RD, weights_NK, slots.slots_NK, slots.tokens_R, slots.gaps)  # type: ignore[no-untyped-call]
     return sum_ND
 
 
@@ -171,50 +173,62 @@ class _Permuted(torch.autograd.Function):
         return d_out_RD[inverse_R], None, None
 
 
-def _rows(of_RD: Tensor, at: Tensor) -> Tensor:
-    """Rows at some indices; 0 where an index is -1."""
+def _rows(of_RD: Tensor, at: Tensor, gaps: bool) -> Tensor:
+    """Rows at some indices; 0 where an index is -1, if there are `gaps`."""
     if not len(of_RD):
         return of_RD.new_zeros(*at.shape, of_RD.shape[1])
-    found = of_RD[at.clamp(min=0)]
-    return found.masked_fill_((at < 0)[..., None], 0.0)
+    if not gaps:
+        return of_RD.index_select(0, at)
+    return of_RD.index_select(0, at.clamp(min=0)).masked_fill_((at < 0)[:, None], 0.0)
 
 
 class _Dispatched(torch.autograd.Function):
     """See `dispatched`. Backward gathers, too: it adds up the same numbers in the same order on every device."""
 
     @staticmethod
-    def forward(ctx: Any, x_ND: Tensor, slots_NK: Tensor, tokens_R: Tensor) -> Tensor:
+    def forward(ctx: Any, x_ND: Tensor, slots_NK: Tensor, tokens_R: Tensor, gaps: bool) -> Tensor:
         ctx.save_for_backward(slots_NK)
-        return _rows(x_ND, tokens_R)
+        ctx.gaps = gaps
+        return _rows(x_ND, tokens_R, gaps)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_rows_RD: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, d_rows_RD: Tensor) -> tuple[Tensor, None, None, None]:
         (slots_NK,) = ctx.saved_tensors
-        return _rows(d_rows_RD, slots_NK).sum(1), None, None
+        first_N, *others = slots_NK.unbind(1)
+        d_x_ND = _rows(d_rows_RD, first_N, ctx.gaps)
+        wide_ND = d_x_ND.to(torch.promote_types(d_x_ND.dtype, torch.float32))  # sums are rounded once
+        for slots_N in others:
+            wide_ND += _rows(d_rows_RD, slots_N, ctx.gaps)
+        return wide_ND.to(d_x_ND.dtype), None, None, None
 
 
 class _Combined(torch.autograd.Function):
     """See `combined`. Sums are in the dtype of the weights, and rounded once."""
 
     @staticmethod
-    def forward(ctx: Any, rows_RD: Tensor, weights_NK: Tensor, slots_NK: Tensor, tokens_R: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, rows_RD: Tensor, weights_NK: Tensor, slots_NK: Tensor, tokens_R: Tensor, gaps: bool
+    ) -> Tensor:
         ctx.save_for_backward(rows_RD, weights_NK, slots_NK, tokens_R)
+        ctx.gaps = gaps
         sum_ND = weights_NK.new_zeros(len(weights_NK), rows_RD.shape[1])
         for slots_N, weights_N in zip(slots_NK.unbind(1), weights_NK.unbind(1), strict=True):
-            sum_ND.addcmul_(_rows(rows_RD, slots_N).to(sum_ND.dtype), weights_N[:, None])
+            sum_ND.addcmul_(_rows(rows_RD, slots_N, gaps).to(sum_ND.dtype), weights_N[:, None])
         return sum_ND.to(rows_RD.dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_sum_ND: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, d_sum_ND: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         rows_RD, weights_NK, slots_NK, tokens_R = ctx.saved_tensors
-        d_wide_ND = d_sum_ND.to(weights_NK.dtype)
-        d_weights = [(_rows(rows_RD, slots_N).to(d_wide_ND.dtype) * d_wide_ND).sum(1) for slots_N in slots_NK.unbind(1)]
-        weights_R = weights_NK.new_zeros(len(rows_RD) + 1)
-        weights_R[slots_NK.where(slots_NK >= 0, len(rows_RD))] = weights_NK
-        d_rows_RD = _rows(d_wide_ND, tokens_R).mul_(weights_R[:-1, None])
-        return d_rows_RD.to(rows_RD.dtype), torch.stack(d_weights, 1), None, None
+        rows, wide = len(rows_RD), weights_NK.dtype
+        d_rows_RD = _rows(d_sum_ND.to(wide), tokens_R, ctx.gaps)
+        # Numbers of rows get one more: what is dropped has gradient 0, and its weight goes to a row that nobody reads.
+        d_weights_R, weights_R = weights_NK.new_zeros(2, rows + 1).unbind()
+        torch.sum(rows_RD.to(wide) * d_rows_RD, 1, out=d_weights_R[:rows])
+        weights_R[slots_NK] = weights_NK
+        d_rows_RD.mul_(weights_R[:rows, None])
+        return d_rows_RD.to(rows_RD.dtype), d_weights_R[slots_NK], None, None, None
 
 
 class RouterLosses(NamedTuple):

@@ -11,6 +11,7 @@ from codescent.plan.layout import Layout as Layout
 from codescent.plan.mesh import AXES as AXES
 from codescent.plan.mesh import MOST_RANKS as MOST_RANKS
 from codescent.plan.mesh import Mesh as Mesh
+from codescent.plan.mesh import product_of as product_of
 from codescent.plan.model import Lora as Lora
 from codescent.plan.model import ModelFacts as ModelFacts
 from codescent.plan.model import Size as Size

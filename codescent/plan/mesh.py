@@ -16,6 +16,11 @@ MOST_RANKS = 1_000_000
 """More than anybody has. A file that names more ranks is damaged."""
 
 
+def product_of(degrees: Mapping[str, int]) -> str:
+    """Degrees by axis as text: "pp 1 x dp_replicate 4 x ...". ep is left out at 1: most models have no experts."""
+    return " x ".join(f"{axis} {degree}" for axis, degree in degrees.items() if (axis, degree) != ("ep", 1))
+
+
 @dataclass(frozen=True)
 class Mesh:
     """An array of ranks with one dimension per axis of AXES, in row-major order.

@@ -1,5 +1,6 @@
 """In: train.fp8. Out: matrices of blocks whose products are computed in 8-bit floats; what cannot have them.
-Does not compute a product (operators/fp8.py does) and does not look for a device (train/machine.py does)."""
+Does not compute a product (operators/fp8.py does), look for a device (train/machine.py does) or check sizes
+(build/narrow.py does)."""
 
 from __future__ import annotations
 
@@ -13,13 +14,6 @@ from codescent.strategies.strategy import Candidate, Strategy, ThisRank
 
 if TYPE_CHECKING:
     import torch
-
-MULTIPLE = 16
-"""Sizes of a product in fp8 are multiples of this (torch.nn.functional.scaled_mm)."""
-
-
-_LATENTS = ("head_dim", "rotary_dim", "value_dim", "kv_latent_dim", "q_latent_dim")
-"""Sizes of the matrices around latents."""
 
 
 class Fp8Products(Strategy):
@@ -35,7 +29,7 @@ class Fp8Products(Strategy):
         return run.work.fp8 != ""
 
     def refuse(self, candidate: Candidate) -> Iterator[str]:
-        """Refuse layouts that divide what has one factor, and sizes that the kernels do not have."""
+        """Refuse layouts that divide what has one factor (build/narrow.py has sizes)."""
         if not self.active(candidate):
             return
         work, mesh, layout, model = candidate.work, candidate.mesh, candidate.layout, candidate.model
@@ -57,8 +51,6 @@ class Fp8Products(Strategy):
                 f"{said}: a factor is of all tokens of a step, which must be one micro-batch on one rank",
                 [rowwise, *off],
             )
-        if not work.fp8_emulated:
-            yield from _sizes(candidate, said)
 
     def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:
         """Give the matrices of blocks their products. Raises UserError: it has layers of another library."""
@@ -71,19 +63,3 @@ class Fp8Products(Strategy):
             raise UserError(f'train.fp8 = "{work.fp8}": this model has layers of another library; set it to "none"')
         for layer in layers:
             layer.fp8 = Fp8(work.fp8, work.fp8_emulated)
-
-
-def _sizes(candidate: Candidate, said: str) -> Iterator[Refusal]:
-    """Sizes of matrices, and of the tokens of a micro-batch, that are no multiples."""
-    model, work = candidate.model, candidate.work
-    names = ("ffn_dim", *(_LATENTS if model.sizes.get("kv_latent_dim") else ()))
-    sizes = {"model.hidden_dim": model.hidden_dim, **{f"model.{name}": model.sizes.get(name, 0) for name in names}}
-    for key, size in sizes.items():
-        if isinstance(size, int) and size % MULTIPLE:
-            yield Refusal(f"{said}: {key} = {size} must be a multiple of {MULTIPLE}", [Change({"train.fp8": "none"})])
-    tokens = work.microbatch_size * work.seq_len
-    if work.fp8 == "tensorwise" and tokens % MULTIPLE:
-        yield Refusal(
-            f"{said}: {tokens} tokens of a micro-batch must be a multiple of {MULTIPLE}",
-            [Change({"train.fp8": "rowwise"})],
-        )

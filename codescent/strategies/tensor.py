@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from codescent.base.counted import counted
 from codescent.base.nearest import nearest_multiples
-from codescent.base.nf4_size import BLOCK
 from codescent.base.refusal import Change, Refusal, each
 from codescent.plan import DTYPE_BYTES, WIDE, Collective, Parameter, Placement, Plan, Role, TensorPlan, Traffic, Verb
 from codescent.plan.activations import SavedTensor
@@ -89,7 +88,6 @@ class TensorParallel(Strategy):
                 )
         if model.num_heads % degree or model.num_kv_heads % degree:
             return
-        yield from _cut_blocks(candidate)
         keys = ("model.source_len", "model.target_len") if work.streams else ("data.seq_len",)
         for key, length in zip(keys, _divided_lengths(candidate), strict=False):  # no lengths, if none is divided
             if length // cp % degree:
@@ -187,20 +185,6 @@ class TensorParallel(Strategy):
                 reading.rows_T = reading.tokens_T
             positions_T = torch.arange(plan.work.seq_len) if reading.rows_T is None else reading.rows_T
             reading.rows_T = positions_T.chunk(degree)[index]
-
-
-def _cut_blocks(candidate: Candidate) -> Iterator[Refusal]:
-    """Inputs of ROW matrices in NF4 whose blocks tp would cut: the scales would be others than those of one rank."""
-    model, degree = candidate.model, candidate.mesh.tp
-    if model.lora is None or not model.lora.quantize:
-        return
-    for what, width in (("attention", model.values), ("MLP", model.sizes.get("ffn_dim", 0))):
-        if isinstance(width, int) and width % (degree * BLOCK):
-            yield Refusal(
-                f'parallel.tp = {degree}: lora.quantize = "{model.lora.quantize}" has a scale for {BLOCK} inputs of a '
-                f"row, and {degree} parts of the {width} inputs of the {what} output would cut some of them",
-                near_degrees(candidate, TensorParallel.axis, width // BLOCK, _fits),
-            )
 
 
 def _fits(candidate: Candidate) -> bool:

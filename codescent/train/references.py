@@ -29,8 +29,8 @@ from codescent.data.prepared import (
     write_array,
 )
 from codescent.data.samples import ReferencedSource, References
-from codescent.hub.cache import weights_place
-from codescent.huggingface.folder import open_folder
+from codescent.huggingface.initial import start_of
+from codescent.huggingface.merged import open_weights
 from codescent.plan import AXES, Plan
 from codescent.train.execute import Executor
 from codescent.train.open import OpenRun
@@ -55,8 +55,8 @@ class _Description(BaseModel):
 class ReferenceFiles:
     """The references of a run, beside its prepared corpus: one folder for each split, on the machine of rank 0.
 
-    Its name holds a digest of all that they depend on: samples, model, initial weights, precision. So runs that differ
-    in their loss or layout share them. Every rank gets them from rank 0.
+    Its name holds a digest of all that they depend on (`key_of`). So runs that differ in their loss or layout share
+    them. Every rank gets them from rank 0.
     """
 
     def __init__(self, run: OpenRun) -> None:
@@ -92,17 +92,17 @@ class ReferenceFiles:
         return source
 
     def _key(self, split: str) -> dict[str, Any]:
-        model, work = self.run.plan.model, self.run.plan.work
-        sizes = {name: str(size) for name, size in model.sizes.items()}
-        of_model = {"kind": model.kind, "sizes": sizes, "weights": self._weights}
-        return {"samples": self._source(split).key, "model": of_model, "precision": work.precision}
+        return key_of(self.run.plan, self._source(split).key, self._weights)
 
     def _identity(self) -> str:
-        """The hash of the initial weights. Random ones follow from the seed."""
-        plan, seed = self.run.plan, f"seed {self.run.plan.seed}"
+        """A hash of the initial weights, merged and new adapters included. Random ones follow from the seed."""
+        plan = self.run.plan
         if plan.model.weights is None:
-            return seed
-        return f"{open_folder(weights_place(plan.model.weights), plan.model).fingerprint()}, {seed}"
+            return digest([plan.seed])
+        weights = open_weights(plan.model)
+        identity, start = self.run.base or weights.identity(), start_of(plan.model, weights.folder)
+        of_start = None if start is None else start.fingerprint
+        return digest([plan.seed, identity["fingerprint"], identity.get("adapters"), of_start])
 
     def _folder(self, split: str) -> Path:
         return self.run.dataset.path.parent / f"references-{digest([FORMAT, self._key(split)])[:16]}"
@@ -142,6 +142,16 @@ def refuse_without_run(plan: Plan) -> None:
             f'data.task = "{plan.task.name}": its loss reads what the model itself has computed of the samples, and '
             "only `codescent train` does that; give a few steps there (train.num_steps), or another data.task here"
         )
+
+
+def key_of(plan: Plan, samples: str, weights: str) -> dict[str, Any]:
+    """What the references of samples depend on, as JSON data. `samples`, `weights`: hashes of them."""
+    model, work = plan.model, plan.work
+    sizes = {name: str(size) for name, size in model.sizes.items()}
+    quantize = "" if model.lora is None else model.lora.quantize
+    of_model = {"kind": model.kind, "sizes": sizes, "weights": weights, "quantize": quantize}
+    products = [work.precision, work.fp8, work.fp8_emulated]
+    return {"samples": samples, "model": of_model, "products": products}
 
 
 def _verify(folder: Path) -> None:

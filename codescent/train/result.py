@@ -96,7 +96,9 @@ class Pending:
     """
 
     def __init__(self, known: StepSums, laps: Laps, measured: Mapping[str, torch.Tensor], *, pins: bool) -> None:
-        sums, self.measured = known.values, measured
+        sums, self.names = known.values, tuple(measured)
+        if measured:  # one copy takes all numbers off the device
+            sums = torch.cat((sums, torch.stack([value.to(sums.dtype) for value in measured.values()])))
         self.known, self.laps, self.completed, self.earlier = known, laps, known.done, known.earlier
         self.device, self.numbers = sums.device, sums
         self.arrived: Event | None = None
@@ -130,11 +132,12 @@ class Pending:
         if self.result is None:
             if self.arrived is not None:
                 self.arrived.synchronize()
-            loss, stops, *more = self.numbers.tolist()
+            numbers, last = self.numbers.tolist(), len(self.numbers) - len(self.names)
+            loss, stops, *more = numbers[:last]
             names = self.known.measures
             sums, (square, *of_round) = more[: 2 * len(names)], more[2 * len(names) :]
             means = (one / count if count else None for one, count in zip(sums[::2], sums[1::2], strict=True))
-            of_model = {name: value.item() for name, value in self.measured.items()}
+            of_model = dict(zip(self.names, numbers[last:], strict=True))
             skips, distance, size = (*of_round, 0, 0, 0)[:3]
             self.result = StepResult(
                 loss / self.known.losses,

@@ -14,7 +14,7 @@ from codescent.cost.activations import is_windowed
 from codescent.cost.amounts import Phase, StepBytes, busiest, phases, runs_in
 from codescent.cost.memory import inside_bytes
 from codescent.cost.stage_memory import memory
-from codescent.plan import AXES, DTYPE_BYTES, SENDS, Collective, Mesh, ModelFacts, Plan, Traffic
+from codescent.plan import AXES, DTYPE_BYTES, SENDS, Collective, Mesh, ModelFacts, Plan, Traffic, product_of
 from codescent.plan.activations import CPU
 from codescent.plan.served import served_bytes
 from codescent.verbs.plan_answers import answer_rows
@@ -71,8 +71,7 @@ def _run_rows(plan: Plan) -> list[tuple[str, list[str]]]:
     vocabulary = f", vocabulary {model.vocab_size:,}" if model.vocab_size else ""
     source = f" (and {work.streams[0]} of the source)" if work.streams else ""
     layers, heads = counted(model.num_layers, "layer"), counted(model.num_heads, "head")
-    axes = (axis for axis in AXES if axis != "ep" or model.num_experts)
-    degrees = " x ".join(f"{axis} {mesh.degree(axis)}" for axis in axes)
+    degrees = product_of({axis: mesh.degree(axis) for axis in AXES})
     servers = f", and {counted(plan.layout.server_ranks, 'server')}" if plan.layout.server_ranks else ""
     each = f"{counted(work.num_microbatches, 'micro-batch')} of {work.microbatch_size}"
     return [
@@ -272,11 +271,12 @@ def _precision(plan: Plan) -> list[str]:
     state = f"{tensors} {plural(max(numbers), 'optimizer tensor')} in {tensor.optimizer_dtype}"
     state += " and a moving average" if tensor.averaged else ""
     weights = f"{arithmetic}{tensor.weight_dtype} weights, {tensor.gradient_dtype} gradients"
+    experts = f" (experts in {plan.work.precision})" if plan.model.num_experts else ""
     if plan.work.fp8:
         emulated = ", emulated" if plan.work.fp8_emulated else ""
-        weights += f", products of blocks in fp8 ({plan.work.fp8}{emulated})"
+        weights += f", products of blocks in fp8 ({plan.work.fp8}{emulated}){experts}"
     if plan.model.lora is not None and plan.model.lora.quantize:
-        weights += f", frozen matrices of blocks in {plan.model.lora.quantize}"
+        weights += f", frozen matrices of blocks in {plan.model.lora.quantize}{experts}"
     return (
         [weights, f"{tensor.master_dtype} master weights, {state}"] if tensor.master_dtype else [f"{weights}, {state}"]
     )

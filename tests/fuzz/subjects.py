@@ -65,6 +65,14 @@ def _lines(folder: Path) -> None:
     (folder / "corpus.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+def _preferences(folder: Path) -> None:
+    make_project(folder)
+    lines = [{"prompt": f"Say {n}", "chosen": "é" * (1 + n % 3), "rejected": f"not {n}"} for n in range(30)]
+    (folder / "judged.jsonl").write_text(
+        "".join(json.dumps(line, ensure_ascii=n % 2 == 0) + "\n" for n, line in enumerate(lines))
+    )
+
+
 def _rows(folder: Path) -> None:
     """The texts of `_lines` in every form of a table. pyarrow and zstandard are needed for this subject alone."""
     _lines(folder)
@@ -180,6 +188,9 @@ SHORT = ("train", "run.toml", "run.name=a", "train.num_steps=2", "optimizer.deca
 FOLDER = ("export", "runs/a", "folder")
 IMPORT = ("import", "folder", "runs/imported", "--config", "run.toml")
 
+TUNED = ("train", "run.toml", *ONE, "run.name=tuned", "model.weights=folder", "lora.rank=2", "lora.dora=true")
+DPO = ("train", "run.toml", *ONE, "data.task=dpo", "model.seq_len=64", "train.global_batch_size=2")
+
 STUDY = """
 [study]
 name = "tiny"
@@ -222,6 +233,14 @@ SUBJECTS: dict[str, Subject] = {
     "pairs": Subject(
         _pairs, ["pairs.jsonl"], [["train", "run.toml", *ONE, "data.task=sft", "data.corpus=pairs.jsonl"]]
     ),
+    "preferences": Subject(
+        _preferences,
+        ["judged.jsonl"],
+        [
+            [*DPO, "data.corpus=judged.jsonl"],
+            [*DPO, "data.corpus=judged.jsonl", "train.preference=kto", "data.answers_per_sample=2"],
+        ],
+    ),
     "conversations": Subject(_chat, ["talks.jsonl"], [CHAT]),
     "templates": Subject(_chat, ["chat_template.jinja"], [CHAT]),
     "tokenizers": Subject(
@@ -240,6 +259,12 @@ SUBJECTS: dict[str, Subject] = {
         for kind, ending in (("hdf5", ".h5"), ("pt", ".pt"), ("safetensors", ".safetensors"))
     },
     "huggingface": Subject(make_project, ["folder/*.json", "folder/*.safetensors"], [IMPORT], before=[SHORT, FOLDER]),
+    "adapters of peft": Subject(
+        make_project,
+        ["adapters/*.json", "adapters/*.safetensors"],
+        [[*IMPORT, "model.adapters=adapters"], [*TUNED, "run.name=on", "lora.weights=adapters"]],
+        before=[SHORT, FOLDER, TUNED, ("export", "runs/tuned", "adapters", "--adapters")],
+    ),
     "prepared": Subject(
         make_project,
         ["datasets/*/*"],

@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from codescent.base.counted import counted
 from codescent.models.llama import multi_token
 from codescent.models.llama.latents import flops_instead
-from codescent.models.shape import WEIGHT_STD, flops_of_blocks, linear
+from codescent.models.shape import MANY, WEIGHT_STD, flops_of_blocks, linear
 from codescent.operators.saved_experts import ExpertSizes
 from codescent.plan.shard import Parameter, Role
 
@@ -38,7 +39,7 @@ REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
         "blocks again",
     ),
     "data_parallel": (
-        tuple(range(2, 1 << 10)),
+        MANY,
         "torch.nn.DataParallel copies modules, and the copies of routers count for themselves; parallel.dp_replicate "
         "gives each device its own rank",
     ),
@@ -84,8 +85,9 @@ def _wrong_groups(full: Mapping[str, Any], experts: int, chosen: int, where: str
         yield f"{where}.groups_per_token = {some}: there are {groups} groups ({where}.route_groups)"
     elif groups > 1 and some * (experts // groups) < chosen:
         yield (
-            f"{where}.groups_per_token = {some}: {some} groups have {some * (experts // groups)} experts, fewer than a "
-            f"token chooses ({where}.experts_per_token = {chosen})"
+            f"{where}.groups_per_token = {some}: {counted(some, 'group')} of "
+            f"{counted(experts // groups, 'expert')} each: "
+            f"fewer experts than a token chooses ({where}.experts_per_token = {chosen})"
         )
 
 

@@ -146,8 +146,11 @@ class Llama(Decoder):
 
     def forward(self, *arguments: Any, loss_scale: float = 1.0, **options: Any) -> Tensor:
         """See `Decoder`. Routers are given what training minimises."""
+        per_sample = None
+        if self.objective.preference is not None and self.losses_per_sample is not None:
+            per_sample = self.losses_per_sample / self.sample_sums.ranks
         for router in self.routers.values():
-            router.objective, router.loss_scale = self.objective, loss_scale
+            router.objective, router.loss_scale, router.losses_per_sample = self.objective, loss_scale, per_sample
         return super().forward(*arguments, loss_scale=loss_scale, **options)
 
     def ahead(

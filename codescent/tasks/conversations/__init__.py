@@ -53,6 +53,7 @@ class Conversations(FolderTask):
 
     name = "sft"
     aim = "predict the responses to prompts"
+    lines = "prompts and responses, or with messages"
     form = "prepared prompts and responses"
     kinds = ("gpt2", "llama")
     keys = (*Task.keys, "template", "chat_template", "prompt_key", "response_key", "messages_key", "documents")
@@ -105,12 +106,17 @@ class Conversations(FolderTask):
             "template": partial(_checked_template, data),
             "chat_template": lambda: None if (chat := template_of(request)) is None else chat.files.as_json(),
             "tokenizer": partial(_identity, data.tokenizer),
-            "corpus": partial(_corpus_sha256, expanded(data.corpus), self.dataset.format),
+            "corpus": partial(self._sha256, expanded(data.corpus)),
         }
         if data.validation is not None:
             del parts["validation_fraction"]
-            parts["validation"] = partial(_corpus_sha256, expanded(data.validation), self.dataset.format)
+            parts["validation"] = partial(self._sha256, expanded(data.validation))
         return parts
+
+    def _sha256(self, path: Path) -> str:
+        if (path / DESCRIPTION).is_file():
+            raise UserError(f"{path}: prepared, but not in the format {self.dataset.format!r}: {AGAIN}")
+        return user_file_sha256(path, f"a file of JSON lines with {self.lines}")
 
     def refuse_prepared(self, request: TaskRequest, path: Path) -> None:
         """Raise UserError: keys that have neither their default nor the value that the folder was prepared with."""
@@ -247,12 +253,6 @@ def _checked_template(data: Data) -> str:
     if data.chat_template is not None and data.template != PLAIN:
         raise UserError("data.template, data.chat_template: both define the text of an example; leave one of them out")
     return data.template
-
-
-def _corpus_sha256(path: Path, wanted: str) -> str:
-    if (path / DESCRIPTION).is_file():
-        raise UserError(f"{path}: prepared, but not in the format {wanted!r}: {AGAIN}")
-    return user_file_sha256(path, "a file of JSON lines with prompts and responses, or with messages")
 
 
 def _identity(tokenizer: str) -> str:

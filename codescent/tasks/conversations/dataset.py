@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +44,7 @@ PLACES = ("prompt", "response")
 """The names in data.template that are replaced."""
 MOST_NAMED = 12
 Encode = Callable[[Conversation], tuple[list[int], Spans]]
+Line = TypeVar("Line")
 """A function from a conversation to its tokens and to the ranges of tokens that are targets (responses)."""
 
 
@@ -67,23 +69,16 @@ def write_examples(data: Data, template: ChatTemplate | None, folder: Path, prog
     path, tokenizer = expanded(data.corpus), tokenizer_of(data.tokenizer)
     if progress and (remark := remark_on(data.tokenizer)):
         warn(remark)
-    parts = _examples_of_splits(path, data, with_template=template is not None)
+    read = partial(read_conversations, data=data, with_template=template is not None)
+    parts = lines_of_splits(data, read, "example")
     unused = _unused(parts, data, template)
-    if template is None:
-        encode = pair_encoder(parse_template(data.template), tokenizer)
-        if progress and not document_end(tokenizer):
-            warn(f"{path}: responses end without a token, so a model does not learn to stop: {NO_END}")
-    else:
-        chat = ChatTokens(template, tokenizer)
-        encode = _chat_encoder(chat, unused)
-        if progress:
-            warn_without_end(chat, tokenizer)
+    encode = encoder_of(data, template, tokenizer, unused, path, progress)
     splits: dict[str, Any] = {}
     problems = Problems()
     dtype = token_dtype(tokenizer.vocab_size)
-    with stage(f"tokenising {path.name}", sum(map(_characters, chain(*parts))), progress) as advance:
+    with stage(f"tokenising {path.name}", sum(map(characters_of, chain(*parts))), progress) as advance:
         for split, part in zip(SPLITS, parts, strict=True):
-            arrays = _tokens(part, encode, dtype, problems, advance)
+            arrays = token_arrays(part, encode, dtype, problems, advance)
             for name, array in zip(ARRAYS, arrays, strict=True):
                 write_array(folder / f"{split}_{name}.npy", array)
             splits[split] = {"examples": len(part), "tokens": len(arrays[0])}
@@ -121,38 +116,41 @@ def counts_in_words(unused: Counter[str]) -> str:
     return ", ".join(named) + (f", and {more} more" if more > 0 else "")
 
 
-def _examples_of_splits(path: Path, data: Data, *, with_template: bool) -> tuple[list[Conversation], ...]:
-    """The examples of each split. Raises UserError: lines that cannot be used, or too few of them."""
-    examples = read_conversations(path, data, with_template=with_template)
+def lines_of_splits(data: Data, read: Callable[[Path], list[Line]], what: str) -> tuple[list[Line], list[Line]]:
+    """The lines of each split: data.corpus and data.validation, or the last data.validation_fraction of the first.
+
+    `what`: a line, for messages. Raises UserError: too few lines; see also `read`.
+    """
+    path = expanded(data.corpus)
+    lines = read(path)
     if data.validation is not None:
-        found = examples, read_conversations(expanded(data.validation), data, with_template=with_template)
+        found = lines, read(expanded(data.validation))
         for name, part in zip((path, data.validation), found, strict=True):
             if not part:
-                raise UserError(f"{name}: no examples")
+                raise UserError(f"{name}: no {what}s")
         return found
-    num_train = len(examples) - max(1, round(data.validation_fraction * len(examples)))
+    num_train = len(lines) - max(1, round(data.validation_fraction * len(lines)))
     if num_train < 1:
-        raise UserError(f"{path}: {counted(len(examples), 'example')}: too few to split into train and validation")
-    return examples[:num_train], examples[num_train:]
+        raise UserError(f"{path}: {counted(len(lines), what)}: too few to split into train and validation")
+    return lines[:num_train], lines[num_train:]
 
 
-def _characters(conversation: Conversation) -> int:
+def characters_of(conversation: Conversation) -> int:
     """The characters of a conversation, about the bytes of its line: the progress is counted in them."""
     return sum(map(len, texts_of(list(conversation.messages))))
 
 
-def warn_without_end(chat: ChatTokens, tokenizer: Tokenizer) -> None:
-    """Warn if no control token ends a turn of the assistant: the model then does not learn to stop after a turn."""
-    try:
-        if chat.end() is None:
-            stop = "their length limit" if tokenizer.separator is None else "the end of a document"
-            warn(f"data.chat_template: no control token ends the assistant's turn: samples continue to {stop}")
-    except UserError:  # the template may still render the conversations of the file
-        return
-
-
-def _chat_encoder(chat: ChatTokens, unused: Counter[str]) -> Encode:
-    """An encoder of conversations. The parts that the template does not write are counted in `unused`."""
+def encoder_of(
+    data: Data, template: ChatTemplate | None, tokenizer: Tokenizer, unused: Counter[str], path: Path, progress: bool
+) -> Encode:
+    """The encoder of the conversations of a file. Parts that a chat template does not write are counted in `unused`."""
+    if template is None:
+        if progress and not document_end(tokenizer):
+            warn(f"{path}: responses end without a token, so a model does not learn to stop: {NO_END}")
+        return _pair_encoder(parse_template(data.template), tokenizer)
+    chat = ChatTokens(template, tokenizer)
+    if progress:
+        _warn_without_end(chat, tokenizer)
 
     def encode(conversation: Conversation) -> tuple[list[int], Spans]:
         unused.update(lost_parts(conversation, chat.template))
@@ -162,7 +160,17 @@ def _chat_encoder(chat: ChatTokens, unused: Counter[str]) -> Encode:
     return encode
 
 
-def pair_encoder(template: tuple[str, str, str], tokenizer: Tokenizer) -> Encode:
+def _warn_without_end(chat: ChatTokens, tokenizer: Tokenizer) -> None:
+    """Warn if no control token ends a turn of the assistant: the model then does not learn to stop after a turn."""
+    try:
+        if chat.end() is None:
+            stop = "their length limit" if tokenizer.separator is None else "the end of a document"
+            warn(f"data.chat_template: no control token ends the assistant's turn: samples continue to {stop}")
+    except UserError:  # the template may still render the conversations of the file
+        return
+
+
+def _pair_encoder(template: tuple[str, str, str], tokenizer: Tokenizer) -> Encode:
     """An encoder of pairs: the tokens of a prompt and of its response, which are the targets.
     Prompt and response are encoded separately, because `sample` gives a model the tokens of the prompt only.
     """
@@ -181,8 +189,8 @@ def pair_encoder(template: tuple[str, str, str], tokenizer: Tokenizer) -> Encode
     return encode
 
 
-def _tokens(
-    examples: list[Conversation],
+def token_arrays(
+    examples: Sequence[Conversation],
     encode: Encode,
     dtype: np.dtype[Any],
     problems: Problems,
@@ -200,7 +208,7 @@ def _tokens(
         wanted += [(begins[-1] + begin, begins[-1] + end) for begin, end in spans]
         begins.append(begins[-1] + len(tokens))
         parts.append(np.array(tokens, dtype))
-        advance(_characters(example))
+        advance(characters_of(example))
     return np.concatenate(parts), np.array(begins, np.int64), np.array(wanted, np.int64).reshape(-1, 2)
 
 

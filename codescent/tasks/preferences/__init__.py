@@ -3,8 +3,10 @@ Does not build samples (encode.py and samples.py do) and does not compute the lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -40,6 +42,7 @@ class Preferences(Conversations):
 
     name = "dpo"
     aim = "prefer the chosen answers"
+    lines = "a prompt, a chosen and a rejected answer, or with a judged answer (codescent docs preferences)"
     form = "prepared preferences"
     keys = ("corpus", "tokenizer", "validation", "chat_template", "answers_per_sample", *FIELDS)
     objective = ("preference", "beta", "margin", "chosen_weight", "rejected_weight")
@@ -69,8 +72,10 @@ class Preferences(Conversations):
         return request.data.answers_per_sample if request.train and request.train.preference == SINGLE else 0
 
     def refuse(self, request: TaskRequest) -> Iterator[str]:
-        """See `Task`; also a prepared folder of the other kind of samples."""
+        """See `Task`; also a prepared folder of the other kind of samples, and one key for two parts of a line."""
         yield from super().refuse(request)
+        singles = ("response_key", "label_key") if self._answers(request) else ()
+        yield from _same_keys(request.data, ("prompt_key", "chosen_key", "rejected_key", *singles))
         if not self.dataset.is_at(request.data.corpus):
             return
         before, answers = self.dataset.open(Path(request.data.corpus).expanduser()).documents, self._answers(request)
@@ -115,7 +120,8 @@ class Preferences(Conversations):
         assert isinstance(dataset, PreferenceDataset)
         work = plan.work
         for split in ("train", "validation"):
-            found = list(dataset.source(split, work.seq_len, work.positions(-1)).without_room())
+            lacks = dataset.source(split, work.seq_len, work.positions(-1)).without_room()
+            found = list(dict.fromkeys(lacks))  # both answers of a line may lack it
             path = dataset.file_of(split)
             for line, needed in found[:MOST_LINES]:
                 yield (
@@ -159,3 +165,10 @@ class Preferences(Conversations):
         from codescent.tasks.preferences.evaluate import scores_of  # noqa: PLC0415 - planning does without torch
 
         return scores_of(self, request)
+
+
+def _same_keys(data: Data, names: Sequence[str]) -> Iterator[str]:
+    """A problem for each key of a line that two parts of it would have."""
+    for first, second in combinations(names, 2):
+        if (key := getattr(data, first)) == getattr(data, second):
+            yield f"data.{first}, data.{second}: both are {json.dumps(key)}; each part of a line has a key of its own"
