@@ -44,8 +44,7 @@ class Shape:
         window: of how many positions a query of causal self-attention sees the keys, its own included; 0: of all.
         full_every: with a window: every so-many-th layer has none; 0: all have it.
         score_cap, logit_cap: soft caps of the scores of attention, and of the logits; 0: none.
-        score_dim: products of queries and keys are divided by its square root; 0: head_dim.
-        value_dim: channels of a value; 0: head_dim.
+        score_dim, value_dim: scores are divided by its square root; channels of a value; 0: head_dim.
         mtp_layers: modules behind the blocks, each of which predicts one more token in training.
         norm_offset: what norms add to their weights: initially these are 1 without it.
         cached: numbers of a token that a cache holds in each layer, if it holds no keys and values; 0: it does.
@@ -54,7 +53,7 @@ class Shape:
         refuses_values: values of keys of [parallel] that it does not support, each with the reason as a clause.
         own_layers: whether the matrices of its blocks are in linear layers of codescent.
         needs_weights: why its initial values cannot be random; "": they can.
-        num_experts: experts of a layer in place of one feed-forward; 0: no layer has some.
+        num_experts: experts of a layer in place of one feed-forward; 0: no layer has any.
         undivided_axes: mesh axes along which the model has nothing to divide.
         uncompiled: why torch.compile does not compile its blocks, in words behind the kind; "": it may.
     """
