@@ -48,7 +48,6 @@ ONE = {"num_layers": 2, "seq_len": LENGTH}
 GEMMA: dict[str, Any] = {
     "norm": "both", "norm_plus_one": True, "activation": "gelu", "scale_embedding": True, "window": 8, "full_every": 2,
 }  # fmt: skip
-LATENTS = {"kind": "llama", **ONE, "ffn_dim": 96, "head_dim": 24, "rotary_dim": 8, "kv_latent_dim": 40}
 KINDS: dict[str, dict[str, dict[str, Any]]] = {
     "gpt2": {"model": {"kind": "gpt2", **ONE}},
     "gpt2-dropout": {"model": {"kind": "gpt2", **ONE, "dropout": 0.1}},
@@ -72,8 +71,6 @@ KINDS: dict[str, dict[str, dict[str, Any]]] = {
             "rope_local_theta": 9.0,
         }
     },
-    "llama-latents": {"model": LATENTS | {"q_latent_dim": 48}},
-    "llama-more tokens": {"model": LATENTS | {"value_dim": 24, "mtp_layers": 1}},
     "transformer": {"model": TWO | {"ffn_dim": 96}},
     "pairs": {
         "model": TWO | {"ffn_dim": 96, "embedding": "untied", "causal": False},
