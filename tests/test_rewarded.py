@@ -255,6 +255,7 @@ TEMPLATE = (
 )
 
 
+@pytest.mark.slow
 def test_messages_are_written_by_the_chat_template(tmp_path: Path) -> None:
     """Fault: the words of the assistant begin in the prompt, or nothing asks for them."""
     (tmp_path / "chat.jinja").write_text(TEMPLATE)

@@ -6,10 +6,10 @@ from typing import Any
 
 
 def letters(prompts: list[str], completions: list[str], answer: list[str], **_: Any) -> list[float]:
-    """The share of letters at their place; a letter too many or too few takes away as much as one gives."""
+    """The share of places that have the right letter; a letter too many is a place without one."""
     return [_letters(text, right) for text, right in zip(completions, answer, strict=True)]
 
 
 def _letters(text: str, right: str) -> float:
     same = sum(one == other for one, other in zip(text, right, strict=False))
-    return (same - abs(len(text) - len(right))) / len(right)
+    return same / max(len(text), len(right))
