@@ -122,6 +122,14 @@ def test_a_method_that_is_refused_names_the_right_one() -> None:
         assert "GET" in server.ask("DELETE", "/v1/models")[2]["allow"]
 
 
+@pytest.mark.parametrize("size", [9 << 20, 100 << 20])
+def test_a_client_that_sends_all_before_it_reads_sees_the_refusal(size: int) -> None:
+    """Fault: the connection is reset while the client sends, and it never learns that its body is too long."""
+    with served(engine()) as server:
+        assert server.post(COMPLETIONS, b" " * size)[0] == 413
+        assert server.post("/none", b" " * (1 << 20))[0] == 404
+
+
 def requests_of(server: Served) -> dict[str, float]:
     """The figure of requests by status."""
     lines = server.ask("GET", "/metrics")[1].decode().splitlines()

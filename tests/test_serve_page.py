@@ -92,6 +92,24 @@ def test_a_talk_in_the_page_has_a_history_and_a_system_prompt(page: tuple[Any, l
         assert [line for line in said if "400" not in line] == []
 
 
+@pytest.mark.parametrize("chats", [True, False])
+def test_a_talk_goes_on_where_the_context_is_full(page: tuple[Any, list[str]], chats: bool) -> None:
+    """Fault: after some messages each one is refused, and all that a user can do is to begin anew."""
+    found, _ = page
+    with served(engine(), chat=chat_tokens() if chats else None) as server:
+        found.goto(server.url)
+        until(found, "document.title === 'tiny'")
+        found.locator("summary").click()
+        found.fill("#most", "4")
+        for number in range(5):
+            ask(found, f"{number} many words 😀")
+            assert found.locator("#problem").is_hidden()
+        assert found.locator("article").count() == 10
+        assert found.evaluate("unread") > 0
+        said = found.locator("#talk").inner_text()
+        assert ("messages have no room in the context, and were not read" in said) == chats
+
+
 def test_an_answer_can_be_stopped_in_the_page(page: tuple[Any, list[str]]) -> None:
     """Fault: the button hides the answer, but the engine goes on."""
     found, said = page

@@ -167,9 +167,10 @@ WRONG: dict[str, tuple[Any, int, str, str | None]] = {
         + b'{"not":' * 90 + b"{}" + b"}" * 90 + b"}}}",
         400,
         "nested 91 levels deep; at most 64",
-        None,
+        "response_format",
     ),
     "a bias without a float": ({**GREEDY, "logit_bias": {"1": 10**400}}, 400, "a finite number is", "logit_bias"),
+    "many biases": ({**GREEDY, "logit_bias": {str(n): 1 for n in range(1025)}}, 400, "1,025 of them", "logit_bias"),
     "options of no stream": (
         {**GREEDY, "stream_options": {"include_usage": True}}, 400, "has an effect with stream: true", "stream_options",
     ),
@@ -464,6 +465,10 @@ def test_embeddings_are_the_means_of_the_states_whatever_else_is_in_the_batch() 
         server.join()
 
 
+PATTERNS = [{"type": "string", "pattern": f"a{{{number}}}"} for number in range(40)]
+"""Whether all of them can match takes time that doubles with each."""
+
+
 def test_a_grammar_decides_the_text_and_one_that_never_ends_is_ended_by_the_tokens() -> None:
     """Fault: a grammar does not reach the engine; a request without an end holds its row for ever."""
     pytest.importorskip("llguidance", reason="llguidance is not installed")
@@ -483,6 +488,7 @@ def test_a_grammar_decides_the_text_and_one_that_never_ends_is_ended_by_the_toke
         for wrong, said in (
             ({"type": "regex", "pattern": "(((((a{1000}){1000}){1000}){1000}){1000})"}, None),
             ({"type": "regex", "pattern": "("}, "grammar: "),
+            ({"type": "json_schema", "json_schema": {"schema": {"allOf": PATTERNS}}}, "takes more than 2 s or 2 GiB"),
             ({"type": "lark", "grammar": "start: start"}, None),  # None: refused, or ended by its tokens
         ):
             status, body, _ = server.post(COMPLETIONS, {**GREEDY, "max_tokens": 3, "response_format": wrong})

@@ -19,7 +19,7 @@ from codescent.base.errors import UserError
 from codescent.serving.embedder import Embedder
 from codescent.serving.hang_up import body_of, until_hang_up
 from codescent.serving.refused import TOO_LONG, RefusedRequest
-from codescent.serving.schemas import UNUSED, EmbeddingRequest, parsed
+from codescent.serving.schemas import UNUSED, EmbeddingRequest, read_request
 from codescent.serving.service import MOST_BODY_BYTES, ModelService
 
 
@@ -37,7 +37,7 @@ class Embeddings:
             said = f"{service.name} gives no embeddings: only models of the kind bert do"
             raise RefusedRequest(400, said, param="model", code="no_embeddings")
         body = await body_of(receive, Headers(scope=scope).get("content-length"), MOST_BODY_BYTES)
-        request, unused = parsed(body, EmbeddingRequest)
+        request, unused = await read_request(body, EmbeddingRequest)
         service.refuse_other(request.model)
         if request.dimensions not in (None, service.embedder.dim):
             said = f"dimensions: the vectors have {service.embedder.dim} numbers; leave it out"

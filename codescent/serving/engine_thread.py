@@ -19,6 +19,8 @@ from codescent.serving.refused import RefusedRequest
 from codescent.serving.watch import Watch
 
 T = TypeVar("T")
+MOST_SHOWN = 8
+"""So many problems of a prompt are said."""
 Wanted = tuple[Sequence[int], Sampling]
 """A prompt, and how it is continued."""
 RETRY_S = 1
@@ -221,7 +223,7 @@ class EngineThread:
             try:
                 row.request = self._engine.add(prompt, sampling)
             except UserError as error:
-                return self._tell(flight.put, RefusedRequest(400, "; ".join(error.problems)))
+                return self._tell(flight.put, RefusedRequest(400, _in_words(error)))
             except BaseException as error:  # such as a fault of the library of grammars: the other requests go on
                 return self._tell(flight.put, RefusedRequest(500, f"it cannot be begun: {_in_words(error)}"))
             self._by_request[row.request] = row
@@ -257,7 +259,9 @@ class EngineThread:
 
 
 def _in_words(error: BaseException) -> str:
-    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, UserError):
+        return "; ".join(error.problems[:MOST_SHOWN])
+    return f"{type(error).__name__}: {error}"
 
 
 def _hand_out(given: Sequence[tuple[_Row, Output]]) -> None:

@@ -23,7 +23,7 @@ from codescent.serving.hang_up import body_of, until_hang_up
 from codescent.serving.prompts import Prepared
 from codescent.serving.refused import RefusedRequest
 from codescent.serving.request_log import Entry
-from codescent.serving.schemas import UNUSED, ChatRequest, CompletionRequest, parsed
+from codescent.serving.schemas import UNUSED, ChatRequest, CompletionRequest, read_request
 from codescent.serving.service import MOST_BODY_BYTES, ModelService
 
 _DONE = b"data: [DONE]\n\n"
@@ -51,7 +51,7 @@ class Generate(Generic[Form]):
         begin_s, service = time.monotonic(), self._service
         opened, thread = service.generator()
         body = await body_of(receive, Headers(scope=scope).get("content-length"), MOST_BODY_BYTES)
-        request, unused = parsed(body, self._form)
+        request, unused = await read_request(body, self._form)
         service.refuse_other(request.model)
         headers = {UNUSED: ", ".join(unused)} if unused else {}
         with thread.places(_count(request)):

@@ -7,6 +7,7 @@ import asyncio
 import secrets
 import traceback
 from collections.abc import Collection
+from contextlib import suppress
 from http import HTTPStatus
 
 from starlette.datastructures import Headers
@@ -26,6 +27,7 @@ ALWAYS = ("/health", "/metrics")
 OPEN = ("/", "/health")
 """Paths that need no token: the page asks for it, and health is for those who only start the process again."""
 OPEN_FOLDER = "/page/"
+LINGER_S = 2.0
 OTHER = "other"
 """Stands for all paths that are not there, in figures: a client must not make new ones."""
 
@@ -55,7 +57,7 @@ class Guard:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         scope["app"] = self  # so the router raises HTTPException, and answers nothing itself
-        status, is_whole = 0, False
+        status, is_whole, is_read = 0, False, False
         identity = secrets.token_hex(8)
 
         async def watched(message: Message) -> None:
@@ -66,24 +68,31 @@ class Guard:
             await send(message)
             is_whole = message["type"] == "http.response.body" and not message.get("more_body", False)
 
+        async def reading() -> Message:
+            nonlocal is_read
+            message = await receive()
+            is_read = not message.get("more_body", False)
+            return message
+
+        async def answer(error: RefusedRequest) -> None:
+            await _answer(error, scope, reading, watched, is_read=is_read)
+
         try:
-            await self._pass(scope, receive, watched)
+            await self._pass(scope, reading, watched)
         except HungUp:
             self._service.watch.hung_up()
         except RefusedRequest as error:
-            await _answer(error, scope, receive, watched)
+            await answer(error)
         except HTTPException as error:
             said = f"there is no {scope['method']} {scope['path'][:100]} here"
-            refused = RefusedRequest(error.status_code, said, allow=(error.headers or {}).get("Allow"))
-            await _answer(refused, scope, receive, watched)
+            await answer(RefusedRequest(error.status_code, said, allow=(error.headers or {}).get("Allow")))
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException:  # also what a library in Rust raises in a panic
             asked = one_line(f"{scope['method']} {scope['path'][:100]}")
             warn(f"request {identity}: {asked}: {traceback.format_exc()}")
             if not status:
-                wrong = RefusedRequest(500, f"a fault of the program, in its log as request {identity}")
-                await _answer(wrong, scope, receive, watched)
+                await answer(RefusedRequest(500, f"a fault of the program, in its log as request {identity}"))
         finally:
             if is_whole:
                 path = scope["path"] if scope["path"] in self._paths else OTHER
@@ -119,7 +128,22 @@ class Guard:
             raise RefusedRequest(401, said, code="invalid_api_key")
 
 
-async def _answer(error: RefusedRequest, scope: Scope, receive: Receive, send: Send) -> None:
-    """Send an error. The connection is closed: what is left of the request is not read."""
+async def _answer(error: RefusedRequest, scope: Scope, receive: Receive, send: Send, *, is_read: bool) -> None:
+    """Send an error, and close the connection.
+
+    What is left of the request is read for LINGER_S, and dropped. Else the kernel would reset the connection, and a
+    client that is still sending would not see the answer.
+    """
+
+    async def lingering(message: Message) -> None:
+        if message["type"] == "http.response.body" and not is_read:
+            await send({**message, "more_body": True})
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LINGER_S):
+                    while (await receive()).get("more_body", False):
+                        pass
+            message = {"type": "http.response.body", "body": b""}
+        await send(message)
+
     headers = {**error.headers, "connection": "close"}
-    await JSONResponse(error.body, error.status, headers)(scope, receive, send)
+    await JSONResponse(error.body, error.status, headers)(scope, receive, lingering)

@@ -7,6 +7,7 @@ const TOKEN = "codescent-token";
 let model = null;      // as /v1/models describes it
 let messages = [];     // of a chat
 let text = "";         // of a model without a template: all that is written so far
+let unread = 0;        // messages at the beginning, or characters, for which the context has no room
 let running = null;    // what stops the answer that is being written
 
 function headers() {
@@ -23,9 +24,10 @@ function say(problem) {
 
 async function problemOf(response) {
   try {
-    return (await response.json()).error.message;
+    const { message, code } = (await response.json()).error;
+    return { message, code };
   } catch {
-    return `${response.status} ${response.statusText}`;
+    return { message: `${response.status} ${response.statusText}`, code: null };
   }
 }
 
@@ -36,7 +38,7 @@ async function open_() {
     at("token").focus();
     throw new Error("This address asks for a token: write it into the settings.");
   }
-  if (!response.ok) throw new Error(await problemOf(response));
+  if (!response.ok) throw new Error((await problemOf(response)).message);
   model = (await response.json()).data[0];
   document.title = model.id;
   at("model").textContent = model.id;
@@ -79,10 +81,10 @@ function asked(words) {
     top_p: Number(at("top_p").value),
     max_tokens: Number(at("most").value),
   };
-  if (!model.can.includes("chat")) return ["/v1/completions", { ...common, prompt: text + words }];
+  if (!model.can.includes("chat")) return ["/v1/completions", { ...common, prompt: text.slice(unread) + words }];
   const system = at("system").value.trim();
   const first = system ? [{ role: "system", content: system }] : [];
-  return ["/v1/chat/completions", { ...common, messages: [...first, ...messages, { role: "user", content: words }] }];
+  return ["/v1/chat/completions", { ...common, messages: [...first, ...messages.slice(unread), { role: "user", content: words }] }];
 }
 
 // Each event of a stream of server-sent events, as JSON. Throws if the stream ends before [DONE].
@@ -102,8 +104,40 @@ async function* events(response) {
   }
 }
 
+// Leaves out the oldest two messages, or half of the text. Returns whether there was something to leave out.
+function leaveOut() {
+  const chats = model.can.includes("chat");
+  const length = chats ? messages.length : text.length;
+  if (unread >= length) return false;
+  unread += chats ? 2 : Math.ceil((length - unread) / 2);
+  if (!chats && /^[\uDC00-\uDFFF]/.test(text.slice(unread))) unread += 1;  // the second half of a character
+  return true;
+}
+
+// The answer to words; old messages are left out where the context has no room for them.
+async function answered(words) {
+  const before = unread;
+  for (;;) {
+    const [path, body] = asked(words);
+    const response = await fetch(path, {
+      method: "POST", headers: headers(), body: JSON.stringify(body), signal: running.signal,
+    });
+    if (response.ok) return response;
+    const { message, code } = await problemOf(response);
+    if (code !== "context_length_exceeded" || !leaveOut()) {
+      unread = before;
+      throw new Error(message);
+    }
+  }
+}
+
+function note(article, words) {
+  const small = document.createElement("small");
+  small.textContent = words;
+  article.append(small);
+}
+
 async function send(words) {
-  const [path, body] = asked(words);
   const mine = show("user", words);
   const theirs = show("assistant", "");
   let answer = "", why = null;
@@ -111,10 +145,7 @@ async function send(words) {
   busy(true);
   say("");
   try {
-    const response = await fetch(path, {
-      method: "POST", headers: headers(), body: JSON.stringify(body), signal: running.signal,
-    });
-    if (!response.ok) throw new Error(await problemOf(response));
+    const response = await answered(words);
     for await (const event of events(response)) {
       if (event.error) throw new Error(event.error.message);
       for (const choice of event.choices) {
@@ -135,10 +166,9 @@ async function send(words) {
     running = null;
     busy(false);
   }
-  if (why === "length" && model.can.includes("chat")) {
-    const note = document.createElement("small");
-    note.textContent = "(ended by the largest number of tokens)";
-    theirs.article.append(note);
+  if (model.can.includes("chat")) {
+    if (why === "length") note(theirs.article, "(ended by the largest number of tokens)");
+    if (unread) note(theirs.article, `(the first ${unread} messages have no room in the context, and were not read)`);
   }
   messages.push({ role: "user", content: words }, { role: "assistant", content: answer });
   text += words + answer;
@@ -178,6 +208,7 @@ at("stop").addEventListener("click", () => running && running.abort());
 at("reset").addEventListener("click", () => {
   messages = [];
   text = "";
+  unread = 0;
   at("talk").replaceChildren();
   say("");
   at("words").focus();

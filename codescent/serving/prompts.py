@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from codescent.base.errors import UserError
-from codescent.inference.grammar import Grammar
+from codescent.inference.grammar import Grammar, refuse
 from codescent.inference.open import Opened
 from codescent.inference.request import Sampling
 from codescent.serving.engine_thread import Wanted
+from codescent.serving.grammar_trial import try_grammar
 from codescent.serving.refused import TOO_LONG, RefusedRequest
 from codescent.serving.schemas import ChatRequest, CompletionRequest, ResponseFormat
 
@@ -152,5 +153,15 @@ def _grammar(form: ResponseFormat | None) -> Grammar | None:
         return Grammar("json")
     if form.type == "json_schema":
         assert form.json_schema is not None
-        return Grammar("json_schema", json.dumps(form.json_schema.schema_ or {}))
-    return Grammar(form.type, form.pattern or form.grammar or "")
+        return _tried(Grammar("json_schema", json.dumps(form.json_schema.schema_ or {})))
+    return _tried(Grammar(form.type, form.pattern or form.grammar or ""))
+
+
+def _tried(grammar: Grammar) -> Grammar:
+    """Raises RefusedRequest: it is too long or nested too deeply, or takes too much to compile."""
+    try:
+        refuse(grammar)
+    except UserError as error:
+        raise RefusedRequest(400, "; ".join(error.problems), param="response_format") from error
+    try_grammar(grammar)
+    return grammar

@@ -3,6 +3,7 @@ Does not tokenize, and knows no model: prompts.py and embeddings.py do."""
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import json
 import math
@@ -21,6 +22,10 @@ MOST_CHOICES = 16
 """The largest `n`."""
 MOST_PROMPTS = 256
 """The most prompts, or inputs, of one request."""
+MOST_BIASES = 1024
+"""The most tokens with a bias."""
+LARGE_BYTES = 1 << 16
+"""A larger body is read in another thread, so that other connections do not wait for it."""
 MOST_MESSAGES = 4096
 """The most messages of a chat. Templates may take time with the square of their number."""
 MOST_TOP_LOGPROBS = 20
@@ -92,6 +97,8 @@ def _bias(value: Any) -> dict[int, float]:
         return {}
     if not isinstance(value, dict):
         raise ValueError('an object from ids of tokens to numbers, such as {"50256": -100}')
+    if len(value) > MOST_BIASES:
+        raise ValueError(f"{len(value):,} of them; at most {MOST_BIASES:,}")
     found = {}
     for key, bias in value.items():
         if not key.isdecimal() or isinstance(bias, bool) or not isinstance(bias, int | float):
@@ -206,6 +213,11 @@ class EmbeddingRequest(_ApiRequest):
     input: Annotated[list[str | Ids], PlainValidator(_prompt)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
+
+
+async def read_request(body: bytes, form: type[Request]) -> tuple[Request, list[str]]:
+    """See `parsed`."""
+    return parsed(body, form) if len(body) < LARGE_BYTES else await asyncio.to_thread(parsed, body, form)
 
 
 def parsed(body: bytes, form: type[Request]) -> tuple[Request, list[str]]:
