@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, get_args
 from codescent import models, tasks
 from codescent.base.nearest import divisors, nearest_divisors, nearest_multiples
 from codescent.base.refusal import Change, Refusal, each
-from codescent.build import experts, mup, narrow
+from codescent.build import experts, few_bits, mup
 from codescent.build.resolve import Resolved
 from codescent.config.contradictions import contradictions
 from codescent.config.decided import undivided
@@ -166,7 +166,7 @@ def unsupported(config: Config, resolved: Resolved, candidate: Candidate) -> Ite
         )
     yield from mup.refusals(config)
     yield from experts.refusals(config, resolved.shape, candidate)
-    yield from narrow.refusals(resolved, candidate)
+    yield from few_bits.refusals(resolved, candidate)
     if config.train.ema:
         yield from _without_average(config, candidate)
     if config.train.cuda_graphs and (number := candidate.work.num_microbatches) > 1:
