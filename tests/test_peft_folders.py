@@ -177,6 +177,14 @@ def test_adapters_that_do_not_fit(project: Path, tmp_path: Path) -> None:
         open_start(project / "gpt2, dora", gpt2_folder, lora_of(gpt2_folder, "mlp.up", dora))
     with pytest.raises(UserError, match=r"not of this model: .*c_attn"):
         merged_weights(llama_folder, project / "gpt2, all")
+    shutil.copytree(project / "gpt2, all", tmp_path / "other rank")
+    settings = tmp_path / "other rank" / ADAPTER_CONFIG
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"r": 4}))
+    with pytest.raises(UserError) as caught:
+        merged_weights(gpt2_folder, tmp_path / "other rank")
+    assert len(caught.value.problems) == 1
+    assert "c_attn.lora_A.weight is [3, 16], not [4, 16]" in str(caught.value)
+    assert " more" in str(caught.value)
     shutil.copytree(project / "llama, q and v", tmp_path / "folder")
     tensors = load_file(tmp_path / "folder" / ADAPTER_WEIGHTS)
     name = "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"

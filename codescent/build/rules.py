@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, get_args
 from codescent import models, tasks
 from codescent.base.nearest import divisors, nearest_divisors, nearest_multiples
 from codescent.base.refusal import Change, Refusal, each
-from codescent.build import experts, mtp, mup, narrow, rollouts
+from codescent.build import experts, few_bits, mtp, mup, rollouts
 from codescent.build.resolve import Resolved
 from codescent.config.contradictions import contradictions
 from codescent.config.decided import undivided
@@ -169,7 +169,7 @@ def unsupported(config: Config, resolved: Resolved, candidate: Candidate) -> Ite
     yield from mtp.refusals(config, resolved.request)
     if tasks.task_of(resolved.request).policy(resolved.request) is not None:
         yield from rollouts.refusals(config, resolved.shape, candidate)
-    yield from narrow.refusals(resolved, candidate)
+    yield from few_bits.refusals(resolved, candidate)
     if config.train.ema:
         yield from _without_average(config, candidate)
     if config.train.cuda_graphs and (number := candidate.work.num_microbatches) > 1:

@@ -114,9 +114,7 @@ def open_start(path: Path, base: Folder, lora: Lora) -> PeftFolder:
     spare = [name for name in opened.tensors if name not in wanted]
     problems += _few(f"lora.weights = {path}: has what the run does not train (lora.targets, lora.whole)", spare)
     if not problems:
-        for name, part in wanted.items():
-            if (found := opened.tensors[name].shape) != part.whole:
-                problems.append(f"lora.weights = {path}: {name} is {list(found)}, not {list(part.whole)}")
+        problems += _few(f"lora.weights = {path}", _other_sizes(opened, {n: part.whole for n, part in wanted.items()}))
     if problems:
         raise UserError(*problems)
     by_parameter: dict[str, list[TheirTensor]] = {}
@@ -145,9 +143,7 @@ def open_merged(adapters: Path, folder: Folder) -> PeftFolder:
     known |= {PREFIX + other: known[PREFIX + name] for other, name in ties.items() if PREFIX + name in known}
     spare = [name for name in opened.tensors if name not in known]
     problems = _few(f"model.adapters = {adapters}: not of this model", spare)
-    for name, stored in opened.tensors.items():
-        if name in known and stored.shape != known[name]:
-            problems.append(f"model.adapters = {adapters}: {name} is {list(stored.shape)}, not {list(known[name])}")
+    problems += _few(f"model.adapters = {adapters}", _other_sizes(opened, known))
     problems += [f"model.adapters = {adapters}: {problem}" for problem in _incomplete(opened)]
     tied = [other for other, name in ties.items() if {PREFIX + other, PREFIX + name} & set(opened.tensors)]
     if tied:
@@ -171,6 +167,15 @@ def _known(part: TheirTensor, adapters: PeftFolder) -> Iterator[tuple[str, tuple
         yield name_of(part, "lora_B.weight"), (outputs, adapters.rank)
         if adapters.dora:
             yield name_of(part, "lora_magnitude_vector"), (outputs,)
+
+
+def _other_sizes(adapters: PeftFolder, known: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """The tensors that have other sizes than `known` says."""
+    return [
+        f"{name} is {list(stored.shape)}, not {list(known[name])}"
+        for name, stored in adapters.tensors.items()
+        if stored.shape != known.get(name, stored.shape)
+    ]
 
 
 def _incomplete(adapters: PeftFolder) -> Iterator[str]:

@@ -20,8 +20,6 @@ from codescent.plan.model import Lora, Size, pairs_seen, windows_of
 from codescent.plan.operators import LayerOperator
 from codescent.plan.shard import Parameter, Role
 
-MANY = tuple(range(2, 1025))
-"""All values of parallel.data_parallel but 1, for `Shape.refuses_values`."""
 WEIGHT_STD = 0.02
 """Deviation of initial weights (Radford et al. 2018, "GPT", section 4.1; initializer_range in Llama's config.json)."""
 

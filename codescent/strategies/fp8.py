@@ -1,6 +1,6 @@
 """In: train.fp8. Out: matrices of blocks whose products are computed in 8-bit floats; what cannot have them.
 Does not compute a product (operators/fp8.py does), look for a device (train/machine.py does) or check sizes
-(build/narrow.py does)."""
+(build/few_bits.py does)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Fp8Products(Strategy):
         return run.work.fp8 != ""
 
     def refuse(self, candidate: Candidate) -> Iterator[str]:
-        """Refuse layouts that divide what has one factor (build/narrow.py has sizes)."""
+        """Refuse layouts that divide what has one factor (build/few_bits.py has sizes)."""
         if not self.active(candidate):
             return
         work, mesh, layout, model = candidate.work, candidate.mesh, candidate.layout, candidate.model

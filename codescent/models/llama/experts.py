@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from codescent.base.counted import counted
 from codescent.models.llama import multi_token
 from codescent.models.llama.latents import flops_instead
-from codescent.models.shape import MANY, WEIGHT_STD, flops_of_blocks, linear
+from codescent.models.shape import WEIGHT_STD, flops_of_blocks, linear
 from codescent.operators.saved_experts import ExpertSizes
 from codescent.plan.shard import Parameter, Role
 
@@ -39,7 +39,7 @@ REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
         "blocks again",
     ),
     "data_parallel": (
-        MANY,
+        tuple(range(2, 1025)),  # all that there are but 1
         "torch.nn.DataParallel copies modules, and the copies of routers count for themselves; parallel.dp_replicate "
         "gives each device its own rank",
     ),

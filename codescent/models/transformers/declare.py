@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from codescent.base.errors import UserError
 from codescent.base.json_damage import json_problem
 from codescent.models.mup import KEYS as MUP
-from codescent.models.shape import MANY, Kind, Shape
+from codescent.models.shape import Kind, Shape
 from codescent.operators.saved_tensors import ForwardPass
 from codescent.plan.activations import SavedTensor
 from codescent.plan.model import Lora, Size
@@ -59,7 +59,7 @@ class TransformersShape(Shape):
             '"full" computes whole blocks again',
         ),
         "data_parallel": (
-            MANY,
+            tuple(range(2, 1025)),  # all that there are but 1
             "torch.nn.DataParallel copies modules, and this kind holds tied parameters outside of them; "
             "parallel.dp_replicate gives each device its own rank",
         ),
