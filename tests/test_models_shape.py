@@ -76,7 +76,7 @@ def test_every_role_is_declared_and_columns_meet_rows() -> None:
     declared = models.parameters_of("gpt2", models.shape_of("gpt2", SIZES))
     others = {Role.WHOLE, Role.LOGITS, Role.ADAPTER, Role.ADAPTER_COLUMN, Role.ADAPTER_ROW}  # a bert's, an adapter's
     others |= {Role.HEAD_NORM, Role.COLUMN_NORM, Role.MAGNITUDE, Role.MAGNITUDE_COLUMN}  # a llama's, of DoRA
-    others |= {Role.EXPERT_COLUMN, Role.EXPERT_ROW, Role.ROUTER, Role.ROUTER_BIAS}  # of experts
+    others |= {Role.EXPERT_COLUMN, Role.EXPERT_ROW, Role.ROUTER, Role.ROUTER_BIAS, Role.STREAM}  # of experts, latents
     assert {parameter.role for parameter in declared} == set(Role) - others
     for parameter in declared:
         if parameter.role is Role.BIAS_COLUMN:
