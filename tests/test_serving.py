@@ -486,6 +486,7 @@ def test_a_grammar_decides_the_text_and_one_that_never_ends_is_ended_by_the_toke
         assert choice["finish_reason"] == "length"
         assert set(choice["text"]) <= set("abc")
 
+
 @pytest.mark.slow
 def test_a_grammar_that_cannot_be_used_holds_nobody_up() -> None:
     """Fault: a grammar of a stranger is compiled for minutes between two steps, and all wait; or it is a 500."""
