@@ -117,7 +117,7 @@ def test_llama_cpp_gives_our_tokens(project: Path, name: str) -> None:
         for (token, logprob), one in zip(found, ours, strict=False):
             assert token == one.token
             assert one.logprob is not None
-            assert logprob == pytest.approx(one.logprob.logprob, abs=2e-3)
+            assert logprob == pytest.approx(one.logprob.logprob, abs=1e-2)  # its activations are tables of fp16
 
 
 @pytest.mark.parametrize("name", KINDS)

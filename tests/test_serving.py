@@ -485,6 +485,13 @@ def test_a_grammar_decides_the_text_and_one_that_never_ends_is_ended_by_the_toke
         (choice,) = answer["choices"]
         assert choice["finish_reason"] == "length"
         assert set(choice["text"]) <= set("abc")
+
+
+@pytest.mark.slow
+def test_a_grammar_that_cannot_be_used_holds_nobody_up() -> None:
+    """Fault: a grammar of a stranger is compiled for minutes between two steps, and all wait; or it is a 500."""
+    pytest.importorskip("llguidance", reason="llguidance is not installed")
+    with served(engine()) as server:
         for wrong, said in (
             ({"type": "regex", "pattern": "(((((a{1000}){1000}){1000}){1000}){1000})"}, None),
             ({"type": "regex", "pattern": "("}, "grammar: "),

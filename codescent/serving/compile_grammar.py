@@ -24,7 +24,7 @@ class _Bytes:
 
 def main() -> None:
     """Compile it. A grammar that is wrong is no fault here: the engine says what is wrong with it."""
-    kind, text = json.load(sys.stdin)
+    kind, text = json.loads(sys.stdin.read())
     guidance: Any = import_module("llguidance")
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import ipaddress
+import logging
 import signal
 import socket
 from collections.abc import Callable
@@ -110,6 +111,7 @@ async def run(service: ModelService, listening: socket.socket, *, token: str | N
     )
     server, loop = _Uvicorn(config), asyncio.get_running_loop()
     loop.set_exception_handler(_say_fault)
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of each write to a client that has gone
     signals = 0
 
     def end() -> None:
