@@ -238,4 +238,10 @@ def test_runs_with_adapters_of_peft(
     done = forker.run(project, 1, [*SHORT, *GPT2, "model.adapters=none", "run.name=other"])
     assert done.codes == [2]
     assert "no such folder" in done.said
+    shutil.copytree(project / "gpt2, dora", project / "damaged")
+    tensors = load_file(project / "damaged" / ADAPTER_WEIGHTS)
+    save_file({name: tensor * float("nan") for name, tensor in tensors.items()}, project / "damaged" / ADAPTER_WEIGHTS)
+    done = forker.run(project, 1, [*SHORT, *GPT2, "model.adapters=damaged", "run.name=other"])
+    assert done.codes == [2]
+    assert f"with {project / 'damaged'}: holds numbers that are not finite" in done.said
     assert not (project / "runs" / "other").exists()

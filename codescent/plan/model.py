@@ -138,6 +138,12 @@ class ModelFacts:
         return self.num_heads * (self.value_dim or self.head_dim)
 
     @property
+    def folders(self) -> tuple[str, ...]:
+        """The folders of the initial weights: their own, that of adapters which are merged, that of trained ones."""
+        start = None if self.lora is None else self.lora.start
+        return tuple(folder for folder in (self.weights, self.adapters, start) if folder is not None)
+
+    @property
     def windows(self) -> tuple[int, ...]:
         """The window of each layer; 0: none."""
         return windows_of(self.num_layers, self.window, self.full_every)

@@ -169,11 +169,11 @@ def _initialise(parts: list[nn.Module], this_rank: ThisRank, *, replaced: bool) 
     whole = [t for t in this_rank.tensors if not t.parameter.quantized]
     held = [(t.parameter, read[t.parameter.name], _slices(t, this_rank)) for t in whole]
     plan = this_rank.plan
-    folder = plan.model.weights
+    folders = plan.model.folders
     wrong = write_initial_values_(plan.seed, plan.model, plan.work.precision, held, replaced=replaced)
     wrong += quantize_(parts, this_rank)
-    if folder is not None:
-        together(UserError, lambda: _refuse(folder, wrong))
+    if folders:
+        together(UserError, lambda: _refuse(" with ".join(folders), wrong))
     for weight in weights.values():
         if weight.updated_on_host:
             weight.tensor.copy_(weight.master)
