@@ -141,7 +141,10 @@ def test_what_evaluate_refuses(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("data.task=qa",), 'model.kind = "gpt2" is trained for lm or sft or dpo; take that, or model.kind = bert'),
+        (
+            ("data.task=qa",),
+            'model.kind = "gpt2" is trained for lm or sft or dpo or grpo; take that, or model.kind = bert',
+        ),
         ((*BERT, "data.task=lm", "model.seq_len=16"), 'model.kind = "bert" is trained for mlm or qa'),
         ((*MASKED, "data.tokenizer=byte"), "masked language modelling needs a tokenizer with"),
         ((*ASKED, "data.seq_len=10"), "leaves no room for a context"),

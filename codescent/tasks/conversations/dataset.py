@@ -147,7 +147,7 @@ def encoder_of(
     if template is None:
         if progress and not document_end(tokenizer):
             warn(f"{path}: responses end without a token, so a model does not learn to stop: {NO_END}")
-        return _pair_encoder(parse_template(data.template), tokenizer)
+        return pair_encoder(parse_template(data.template), tokenizer)
     chat = ChatTokens(template, tokenizer)
     if progress:
         _warn_without_end(chat, tokenizer)
@@ -170,7 +170,7 @@ def _warn_without_end(chat: ChatTokens, tokenizer: Tokenizer) -> None:
         return
 
 
-def _pair_encoder(template: tuple[str, str, str], tokenizer: Tokenizer) -> Encode:
+def pair_encoder(template: tuple[str, str, str], tokenizer: Tokenizer) -> Encode:
     """An encoder of pairs: the tokens of a prompt and of its response, which are the targets.
     Prompt and response are encoded separately, because `sample` gives a model the tokens of the prompt only.
     """

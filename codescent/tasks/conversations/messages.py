@@ -92,9 +92,8 @@ def wrong_message(message: Any, *, needs_words: bool = True) -> Iterator[str]:
     if not isinstance(message, dict):
         yield f"an object with a role and a content is needed, found {type(message).__name__}"
         return
-    role, content = message.get("role"), message.get("content")
+    role = message.get("role")
     speaks = role == ASSISTANT and any(message.get(key) for key in SPEECH)
-    has_words = speaks or not isinstance(content, str | list) or any(words_of(message))
     if role not in ROLES:
         found = f"the role {json.dumps(role)}" if "role" in message else "no role"
         yield f"{found}: it must be one of {', '.join(ROLES)}"
@@ -106,7 +105,7 @@ def wrong_message(message: Any, *, needs_words: bool = True) -> Iterator[str]:
         yield 'its "tool_calls": a list of objects is needed'
     elif halves := [key for key, value in message.items() if half_a_character([key, value])]:
         yield f"its {', '.join(map(json.dumps, halves))} {HALF}"
-    elif needs_words and role == ASSISTANT and not has_words:
+    elif needs_words and role == ASSISTANT and not speaks and not any(words_of(message)):
         yield "the content of the assistant is empty"
 
 
