@@ -138,12 +138,16 @@ def test_what_is_not_there_is_said_and_nothing_is_downloaded(tmp_path: Path, mon
     make_project(tmp_path)
     train(tmp_path, "few", "train.num_steps=1", "train.eval_every=0")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    wrong = tmp_path / "wrong"
+    wrong.mkdir()
+    (wrong / "wrong.yaml").write_text("task: wrong\noutput_type: nonsense\n", encoding="utf-8")
     for words, said in (
         (["--tasks", "hellaswag"], "--tasks: the data of a task is not on this machine, and nothing is downloaded: "),
         (["--tasks", "helaswag,arc_easy,zzz"], "no task 'helaswag' in lm-evaluation-harness; did you mean hellaswag"),
         (["--tasks", ","], "--tasks: give names of tasks"),
         (["--tasks", "hellaswag", "--tasks-folder", "none"], "none: no such folder"),
         (["--tasks", "hellaswag", "--data", "corpus.txt"], "--data: has no effect with --tasks; leave it out"),
+        (["--tasks", "wrong", "--tasks-folder", "wrong"], "--tasks-folder wrong: lm-evaluation-harness failed with "),
         (["--limit", "3"], "--limit: needs --tasks; leave it out"),
     ):
         run = codescent if words == ["--tasks", "hellaswag"] else called

@@ -34,7 +34,8 @@ class Dialogue:
         self.left_out = 0
 
     def say(self, words: str) -> Generator[str, None, None]:
-        """Say something, and yield the pieces of the answer. An answer that is not read to its end stays as it is.
+        """Say something, and yield the pieces of the answer. An answer that is not read to its end stays as it is;
+        with one that has no words, nothing is said.
 
         Raises UserError: the words cannot be encoded, or have no room in the model's context; the model has diverged.
         Then nothing is said.
@@ -64,8 +65,8 @@ class Dialogue:
             pieces.clear()
             raise
         finally:
-            if pieces:
-                self._keep(words, "".join(pieces))
+            if answer := "".join(pieces):  # an answer without words is no turn, and `saved` would have a wrong line
+                self._keep(words, answer)
 
     def reset(self) -> None:
         """Forget what was said."""

@@ -41,12 +41,11 @@ class HarnessRequest:
     limit: int | None = None
 
 
-def score_tasks(request: HarnessRequest, opened: Opened) -> Scores:
-    """Score a model on tasks.
+def score_tasks(request: HarnessRequest, manager: Any, opened: Opened) -> Scores:
+    """Score a model on tasks. `manager`: see `task_manager`.
 
-    Raises UserError: the harness is not installed, a task is unknown, or its data is not on this machine.
+    Raises UserError: the data of a task is not on this machine, or a task of the user's folder is wrong.
     """
-    manager = _manager(request)
     from codescent.inference.harness import HarnessModel  # noqa: PLC0415 - it needs an extra
 
     harness = library("lm_eval", "--tasks", "lm-eval")
@@ -62,6 +61,13 @@ def score_tasks(request: HarnessRequest, opened: Opened) -> Scores:
             )
     except OSError as error:  # the libraries' errors of files and of the network are such
         raise UserError(_without_data(error)) from error
+    except UserError:
+        raise
+    except Exception as error:
+        if request.folder is None:
+            raise
+        said = f"{type(error).__name__}: {one_line(str(error))[:MOST_REASON]}"  # such as a name that a template lacks
+        raise UserError(f"--tasks-folder {request.folder}: lm-evaluation-harness failed with {said}") from error
     results: Mapping[str, Mapping[str, Any]] = found["results"]
     counts = {name: entry["effective"] for name, entry in found["n-samples"].items()}
     lines = [_line(name, values, counts.get(name)) for name, values in results.items()]
@@ -69,8 +75,12 @@ def score_tasks(request: HarnessRequest, opened: Opened) -> Scores:
     return Scores(lines, {"tasks": facts, "shots": request.shots, "limit": request.limit})
 
 
-def _manager(request: HarnessRequest) -> Any:
-    """The harness's table of tasks. Raises UserError: the names of all tasks that are not in it."""
+def task_manager(request: HarnessRequest) -> Any:
+    """The harness's table of tasks.
+
+    Raises UserError: the harness is not installed, or the folder is not there; the names of all tasks that are not in
+    the table.
+    """
     os.environ.update(OFFLINE)  # before its libraries are imported
     library("lm_eval", "--tasks", "lm-eval")
     tasks = library("lm_eval.tasks", "--tasks", "lm-eval")

@@ -60,12 +60,14 @@ def _by_harness(
     if not names:
         raise UserError("--tasks: give names of tasks, such as hellaswag,arc_easy")
     library("lm_eval", "--tasks", "lm-eval")
-    from codescent.inference.harness_tasks import HarnessRequest, score_tasks
+    from codescent.inference.harness_tasks import HarnessRequest, score_tasks, task_manager
     from codescent.inference.open import open_engine
 
+    request = HarnessRequest(names, tasks_folder, shots, limit)
+    manager = task_manager(request)
     which = {"best": arguments.best, "step": arguments.step, "ema": arguments.ema}
     opened = open_engine(arguments.run, **which, device=arguments.device)
-    scores = score_tasks(HarnessRequest(names, tasks_folder, shots, limit), opened)
+    scores = score_tasks(request, manager, opened)
     said = f"{arguments.run}{f', {opened.which}' if opened.which else ''}"
     return Scores([said, *scores.lines], {"run": arguments.run, "which": opened.which, **scores.facts})
 
