@@ -14,7 +14,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ("*.md", "docs/**/*.md", "docs/**/*.svg", "docs/**/*.png", "docs/site/*.js", "benchmarks/**/*.md")
-LINKED = ("LICENSE", "configs/*.toml", "examples/*.py", "examples/*.ipynb")
+LINKED = ("LICENSE", "configs/*.toml", "examples/*.py", "examples/*.ipynb", "examples/*/*.toml", "examples/*/*.py")
 """Files that pages link to, copied as they are."""
 
 AWAY = re.compile(r"\s*(?:https?:)?//")
