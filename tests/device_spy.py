@@ -108,8 +108,9 @@ class DeviceSpy(TorchDispatchMode):
         in_place = on_device and func._schema.is_mutable  # kernels of torch.optim return nothing
         if (in_place or any(tensor.is_meta for tensor in made)) and not func.is_view and name not in FREE:
             self.launches += 1
-            # What is written in place is among the given tensors, and was read, too.
-            self.bytes += sum(map(bytes_of, given)) + sum(map(bytes_of, made))
+            # What is written in place is among the given tensors, and was read, too; memory for results was not.
+            outs = {id(kwargs.get(one.name)) for one in func._schema.arguments if one.is_out}
+            self.bytes += sum(bytes_of(one) for one in given if id(one) not in outs) + sum(map(bytes_of, made))
         return out
 
     def note(self, why: str) -> None:

@@ -4,6 +4,7 @@ Does not multiply by matrices (activations.py does, before and after)."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +19,7 @@ from codescent.operators.linear import is_kept
 
 Piece = Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
 """g, u, memory for the value, memory for the slopes in g and in u or None. The memory of the slopes may be that of g
-and u: it is written when these have been read."""
+and u: it is written when these have been read. It may have another dtype."""
 
 
 def _swiglu(g: Tensor, u: Tensor, value: Tensor, slopes: Tensor | None) -> None:
@@ -27,7 +28,7 @@ def _swiglu(g: Tensor, u: Tensor, value: Tensor, slopes: Tensor | None) -> None:
     silu = g * s
     torch.mul(silu, u, out=value)
     if slopes is not None:
-        torch.lerp(value, u, s, out=slopes[0])
+        _put(slopes[0], partial(torch.lerp, value, u, s), s)
         slopes[1] = silu
 
 
@@ -39,8 +40,16 @@ def _geglu(g: Tensor, u: Tensor, value: Tensor, slopes: Tensor | None) -> None:
     torch.mul(gelu, u, out=value)
     if slopes is not None:
         slope = square.mul_(3.0 * GELU_B).add_(GELU_A).mul_(gelu).mul_(1.0 - s).add_(s)
-        torch.mul(slope, u, out=slopes[0])
+        _put(slopes[0], partial(torch.mul, slope, u), slope)
         slopes[1] = gelu
+
+
+def _put(memory: Tensor, make: Callable[..., Tensor], spare: Tensor) -> None:
+    """Compute into `memory`; if its dtype is another one, in `spare` memory first."""
+    if memory.dtype == spare.dtype:
+        make(out=memory)
+    else:
+        memory.copy_(make(out=spare))
 
 
 def _value(piece: Piece, h_2BTF: Tensor, out_slopes: Tensor | None) -> Tensor:
@@ -57,10 +66,8 @@ def _value(piece: Piece, h_2BTF: Tensor, out_slopes: Tensor | None) -> Tensor:
             piece(part_2X[0], part_2X[1], value_1X[0], None if out_slopes is None else slopes_2X)
             continue
         wide_2X, wide_X = part_2X.to(work), torch.empty(part_2X.shape[1], dtype=work, device=part_2X.device)
-        piece(wide_2X[0], wide_2X[1], wide_X, None if out_slopes is None else wide_2X)
+        piece(wide_2X[0], wide_2X[1], wide_X, None if out_slopes is None else slopes_2X)
         value_1X[0] = wide_X
-        if out_slopes is not None:
-            slopes_2X.copy_(wide_2X)
     return value_BTF
 
 
