@@ -156,10 +156,11 @@ WORDS_OF_TWO = (
         "data.tokenizer=letters.json",
         "data.reward=letter:letters",
     ),
-    *("model.hidden_dim=32", "model.seq_len=64", "train.precision=fp32", "train.num_steps=160", "train.eval_every=80"),
-    *("train.global_batch_size=12", "train.group_size=16", "train.new_tokens=2", "optimizer.learning_rate=2e-3"),
+    *("model.hidden_dim=32", "model.seq_len=128", "train.num_steps=160", "train.eval_every=80"),
+    *("train.global_batch_size=12", "train.group_size=32", "train.new_tokens=2", "optimizer.learning_rate=2e-3"),
     *("train.kl=0.01", "optimizer.warmup_steps=10", "optimizer.weight_decay=0.0"),
 )
+"""In fp64 (SIZES): in fp32 kernels of other processors round otherwise, draws follow, and some runs learn more slowly."""
 
 
 @pytest.mark.slow
