@@ -160,7 +160,7 @@ WORDS_OF_TWO = (
     *("train.global_batch_size=12", "train.group_size=32", "train.new_tokens=2", "optimizer.learning_rate=2e-3"),
     *("train.kl=0.01", "optimizer.warmup_steps=10", "optimizer.weight_decay=0.0"),
 )
-"""In fp64 (SIZES): in fp32 kernels of other processors round otherwise, draws follow, and some runs learn more slowly."""
+"""In fp64 (SIZES): in fp32 kernels of other processors round otherwise, draws follow, and some learn more slowly."""
 
 
 @pytest.mark.slow
