@@ -306,7 +306,7 @@ class Lora(Section):
     )
     rslora: bool = key(False, "the output of an adapter is multiplied by alpha / sqrt(rank) (rsLoRA)")
     weights: PathFromAnywhere | None = auto(
-        "folder of adapters of peft: the run begins with them; rank, alpha and layers are those of it; auto: new ones"
+        "folder of adapters of peft, with which the run begins: its rank, alpha and layers are taken; auto: new ones"
     )
     targets: Text | None = auto(
         'layers with an adapter, such as "attn.qkv, mlp.down"; auto: every matrix of the blocks'

@@ -142,8 +142,8 @@ class LatentAttention(nn.Module):
     def _cached(self, q_1NW: Tensor, latents_1NX: Tensor, cache: LayerCache, turns_NC2: Tensor) -> Tensor:
         """Attention to latents: [1, N, H * V]. Keys and values of earlier tokens are not computed.
 
-        The product of a query with a key W c is that of W^T times the query with c, and the sum of values W c is W
-        times the sum of latents c (DeepSeek-AI 2024, section 2.1.2, below equation 11).
+        A key is W c. Its product with a query is that of c with W^T times the query. A sum of values W c is W times
+        the sum of the latents c (DeepSeek-AI 2024, section 2.1.2, below equation 11).
         """
         sizes = self.sizes
         q_1NHK = torch.unflatten(q_1NW, 2, (-1, sizes.channels))

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +18,8 @@ from codescent.data.samples import AnyDataset, Source
 from codescent.data.tokenizers.tokenizer import Tokenizer
 from codescent.plan import Plan, TaskFacts
 from codescent.plan.objective import BETAS, CHOSEN, Preference
-from codescent.tasks.conversations import Conversations, template_of
+from codescent.tasks.conversations import template_of
+from codescent.tasks.conversations.answers import AnswersTask
 from codescent.tasks.folder import FolderTask
 from codescent.tasks.preferences.encode import PAIRED, write_preferences
 from codescent.tasks.preferences.samples import PreferenceDataset
@@ -37,7 +37,7 @@ MOST_LINES = 5
 """Lines that a message names."""
 
 
-class Preferences(Conversations):
+class Preferences(AnswersTask):
     """Learn from pairs of answers of which one is preferred, or from answers that are wanted or not."""
 
     name = "dpo"
@@ -46,14 +46,9 @@ class Preferences(Conversations):
     form = "prepared preferences"
     keys = ("corpus", "tokenizer", "validation", "chat_template", "answers_per_sample", *FIELDS)
     objective = ("preference", "beta", "margin", "chosen_weight", "rejected_weight")
-    undivided = "its samples always keep their answers apart"
-    ignores = ("data.text_key", "data.as_text", "data.messages_key", "train.label_smoothing", "train.z_loss")
-    equal_losses = True
-    mixes = False
     unit = "pairs"
     fields = FIELDS
     dataset = PreferenceDataset
-    kept = MappingProxyType(dict(Conversations.kept))
 
     def preference(self, request: TaskRequest) -> Preference:
         """See `Task`: train.preference with its factors."""

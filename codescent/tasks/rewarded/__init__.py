@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +17,8 @@ from codescent.data.samples import AnyDataset, PromptSource, Source
 from codescent.data.tokenizers.tokenizer import Tokenizer
 from codescent.plan import Plan, TaskFacts
 from codescent.plan.objective import POLICY_KEYS, Policy
-from codescent.tasks.conversations import Conversations, template_of
+from codescent.tasks.conversations import template_of
+from codescent.tasks.conversations.answers import AnswersTask
 from codescent.tasks.folder import FolderTask
 from codescent.tasks.rewarded.encode import write_prompts
 from codescent.tasks.rewarded.samples import RewardedDataset
@@ -34,23 +34,19 @@ MOST_LINES = 5
 """Lines that a message names."""
 
 
-class Rewarded(Conversations):
+class Rewarded(AnswersTask):
     """Learn from rewards of answers that the model itself writes: group relative policy optimization."""
 
     name = "grpo"
     aim = "write answers that have higher rewards"
+    lines = "a prompt (codescent docs grpo)"
     form = "prepared prompts"
     keys = ("corpus", "tokenizer", "validation", "chat_template", *FIELDS)
     reads = ("reward_timeout_s",)
     objective = tuple(POLICY_KEYS.values())
-    undivided = "its samples always keep their answers apart"
-    ignores = ("data.text_key", "data.as_text", "data.messages_key", "train.label_smoothing", "train.z_loss")
-    equal_losses = True
-    mixes = False
     unit = "answers"
     fields = FIELDS
     dataset = RewardedDataset
-    kept = MappingProxyType(dict(Conversations.kept))
 
     def policy(self, request: TaskRequest) -> Policy:
         """See `Task`: the keys of [train] that this task alone reads."""
